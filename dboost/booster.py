@@ -30,7 +30,7 @@ from dboost.files.filesystem import without_query
 from dboost.files.path_text import path_text
 from dboost.input_data import input_of
 from dboost.kernels.threads import available_threads
-from dboost.losses import Loss
+from dboost.losses import BaseLoss, Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.margins import COLUMNS, Calibration, LevelColumn
@@ -209,7 +209,7 @@ class Booster:
         return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> BaseLoss:
         """The loss that the model was trained with.
 
         Raises

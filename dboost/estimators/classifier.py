@@ -135,7 +135,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         if self.boosting != FOREST:
             return raw
         loss = self.booster_.outputs.loss
-        even = np.array([part.even_score for part in loss.parts or (loss,)])
+        even = np.array([part.link.even_score for part in loss.parts or (loss,)])
         return raw - even if even.any() else raw
 
     def staged_predict_proba(self, X: Any) -> Iterator[Any]:

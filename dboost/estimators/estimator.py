@@ -217,7 +217,7 @@ class Seeds(NamedTuple):
     learning: int
 
 
-class Start(NamedTuple):
+class StartingModel(NamedTuple):
     """What a fit starts from."""
 
     warm_start: WarmStart
@@ -453,7 +453,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             settings["max_bins"] = X.max_bins
         return settings
 
-    def _start(self, settings: dict[str, Any], continued: Booster | None) -> Start:
+    def _start(self, settings: dict[str, Any], continued: Booster | None) -> StartingModel:
         """Return what a fit starts from."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
@@ -461,11 +461,11 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             raise ParameterError("start_from and warm_start=True name two models to continue: give one")
         if continued is not None or start_from is not None:
             model = as_booster(start_from) if continued is None else continued
-            return Start(WarmStart.continuation(model.ensemble, *options), model, continued is not None)
+            return StartingModel(WarmStart.continuation(model.ensemble, *options), model, continued is not None)
         check_options(*options)
         if settings["warm_start"] and hasattr(self, "booster_"):
-            return Start(WarmStart.same_data(self.booster_.ensemble), self.booster_, True)
-        return Start(WarmStart.same_data(None), None, False)
+            return StartingModel(WarmStart.same_data(self.booster_.ensemble), self.booster_, True)
+        return StartingModel(WarmStart.same_data(None), None, False)
 
     @accepts_names_of_fits
     def refit_leaves(

@@ -9,20 +9,20 @@ from sklearn.utils import Tags
 from dboost.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
-    from dboost.losses import Loss
+    from dboost.losses import BaseLoss
 
 
 def add_tags_of_numbers(tags: Tags, estimator: Any) -> None:
     """Set the tags of targets and scores of a regressor by its loss."""
     losses = _losses(estimator)
-    needs_several = isinstance(estimator.loss, list | tuple) or any(len(one.target_columns) > 1 for one in losses)
-    is_single = all(one.n_outputs == 1 for one in losses)
+    needs_several = isinstance(estimator.loss, list | tuple) or any(len(loss.targets.columns) > 1 for loss in losses)
+    is_single = all(loss.n_outputs == 1 for loss in losses)
     tags.target_tags.multi_output = needs_several or is_single
     tags.target_tags.single_output = not needs_several
-    tags.target_tags.positive_only = any(one.target_range for one in losses)
+    tags.target_tags.positive_only = any(loss.targets.valid for loss in losses)
     assert tags.regressor_tags is not None
     # R² compares predictions with means, so it is low for the quantiles and expectiles of other levels than one half.
-    tags.regressor_tags.poor_score = any(part.level != 0.5 for one in losses for part in one.parts or (one,))
+    tags.regressor_tags.poor_score = any(leaves.level != 0.5 for loss in losses for leaves in loss.leaves)
 
 
 def add_tags_of_classes(tags: Tags, estimator: Any) -> None:
@@ -30,22 +30,22 @@ def add_tags_of_classes(tags: Tags, estimator: Any) -> None:
     assert tags.classifier_tags is not None
     losses = _losses(estimator)
     tags.classifier_tags.multi_class = all(map(_takes_many_classes, losses))
-    tags.classifier_tags.multi_label = all(one.n_outputs == 1 for one in losses)
+    tags.classifier_tags.multi_label = all(loss.n_outputs == 1 for loss in losses)
 
 
-def _losses(estimator: Any) -> list[Loss]:
+def _losses(estimator: Any) -> list[BaseLoss]:
     """Return the loss of an estimator, or those of its targets; none if they are invalid, which `fit` says."""
-    from dboost.losses import Loss, by_name  # imports compiled kernels, which constructing an estimator does not need
+    from dboost.losses import as_loss, by_name  # imports compiled kernels, which constructing an estimator does not need
 
     try:
         given = estimator._loss()
         each = given if isinstance(given, list | tuple) else [given]
-        return [one if isinstance(one, Loss) else by_name(one, **vars(estimator)) for one in each]
+        return [by_name(loss, **vars(estimator)) if isinstance(loss, str) else as_loss(loss) for loss in each]
     except (ParameterError, TypeError):
         return []
 
 
-def _takes_many_classes(loss: Loss) -> bool:
+def _takes_many_classes(loss: BaseLoss) -> bool:
     try:
         loss.for_classes(3)
     except DataError:

@@ -106,8 +106,8 @@ def _target_of(table: Table, ensemble: Ensemble) -> np.ndarray:
     assert column is not None
     if n_columns_of(column) > 1:
         loss = ensemble.outputs.loss
-        loss.check_columns(n_columns_of(column))
-        return loss.target_location(column)  # type: ignore[arg-type]
+        loss.targets.check_columns(loss.name, n_columns_of(column))
+        return loss.targets.locations(column)  # type: ignore[arg-type]
     if classes is None:
         if isinstance(column, CategoryColumn):
             raise DataError("the target holds categories or text, the training target numbers")

@@ -38,7 +38,6 @@ from dboost.data.kinds.named_columns import with_named_targets
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
-from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -198,7 +197,7 @@ class _Scorer:
             largest_loss = max(float(np.abs(rows.loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in of_output)
             of_rows = np.concatenate([rows.target for rows in of_output], axis=-1)
             largest_error = float(np.abs(of_rows - of_rows.mean()).max(initial=0.0))
-            magnitudes.append((largest_loss, max(largest_error, 1.0 if of_output[0].loss.is_classification else 0.0)))
+            magnitudes.append((largest_loss, max(largest_error, 1.0 if of_output[0].loss.targets.are_classes else 0.0)))
         max_weight = 1.0 if table.weight is None else float(table.weight.max())
         self._size = LossMagnitude.of(magnitudes, max_weight, table.n_rows)
 
@@ -218,4 +217,4 @@ class _Scorer:
                 block[:, feature] = values[rows]
             raw = self._flat.raw_scores(block, n_threads=self._n_threads)
             weight = None if self._table.weight is None else self._table.weight[rows]
-            yield ScoredRows(self._y[..., rows], loss_scores(raw.T), weight, self._loss, self._size, block)
+            yield ScoredRows(self._y[..., rows], raw.T, weight, self._loss, self._size, block)

@@ -30,7 +30,6 @@ from dboost.data.kinds.table_kinds import in_parts, is_path, is_stream
 from dboost.data.sources import stream_of
 from dboost.data.sources.stored_stream import rereadable
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -420,7 +419,7 @@ class EvaluatedRows:
         names = [self._loss.name, *_MORE_METRICS]
         max_weight = 1.0 if self.weight is None else float(self.weight.max())
         n_rows, unknown = len(self.raw), LossMagnitude(1.0, 1.0, 1.0, 1)
-        rows = ScoredRows(self.target, loss_scores(self.raw.T), self.weight, self._loss, unknown)
+        rows = ScoredRows(self.target, self.raw.T, self.weight, self._loss, unknown)
         magnitudes = [
             (
                 float(np.abs(one.loss.value(one.target, one.raw)).max(initial=0.0)) or 1.0,

@@ -132,10 +132,12 @@ def assemble_imported(
     if len({len(trees_of_class) for trees_of_class in of_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
     if n_targets > 1:
-        kind: losses.Loss = losses.PerOutput([losses.by_name(loss, 2, **options)] * n_targets, [*map(str, range(n_targets))])
+        kind: losses.BaseLoss = losses.PerOutput(
+            [losses.by_name(loss, 2, **options)] * n_targets, [*map(str, range(n_targets))]
+        )
     else:
         kind = losses.by_name(loss, max(2, n_outputs), **options)
-    classes = tuple(range(max(2, n_outputs))) if kind.is_classification else None
+    classes = tuple(range(max(2, n_outputs))) if kind.targets.are_classes else None
     n_iterations = len(of_output[0])
     source: dict[str, Any] = {"label": library, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}
     ensemble = Ensemble(

@@ -1,7 +1,7 @@
 """Parts that all export formats share: the form of the link, rows as numbers, thresholds in float32.
 
-**Link.** A loss declares the form of its inverse link (`Loss.response`): "identity", "exp", "sigmoid" of the raw score times a
-factor, or "softmax". The declaration is compared with `Loss.inverse_link` on some scores, so that a user-defined loss with
+**Link.** A loss declares the form of its inverse link (`Link.form`): "identity", "exp", "sigmoid" of the raw score times a
+factor, or "softmax". The declaration is compared with `Link.to_prediction` on some scores, so that a user-defined loss with
 another link is refused instead of exported with a wrong one.
 
 **Categories.** Other formats represent categories by whole numbers. Levels that are such numbers already (0, 1, 7, or truth
@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.data import predict_through
 from dboost.errors import ParameterError
-from dboost.losses import Loss, Quantiles
+from dboost.losses import BaseLoss, Quantiles
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
@@ -37,7 +37,7 @@ def to_matrix(ensemble: Ensemble, X: Any) -> Any:
     return predict_through(X, function, features=ensemble.features, named=ensemble.named, names=names, dtype=np.float64)
 
 
-def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
+def response_of(loss: BaseLoss, n_outputs: int, to: str) -> tuple[str, float]:
     """Return the form of the inverse link ("identity", "exp", "sigmoid", "softmax") and the factor of the raw score.
 
     to : the format, for messages.
@@ -53,27 +53,25 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
         raise ParameterError(f"dboost sorts the scores of several quantiles, which {to} does not: fit one level to export it")
     if to == "XGBoost" and loss.parts and len({(type(part), part.name) for part in loss.parts}) == 1:
         return response_of(loss.parts[0], 1, to)  # it applies the link of its objective to each target
-    if loss.predicts_one:
+    if loss.link.predicts_first:
         raise ParameterError(
             f"{to} has no models of loss={loss.name!r}, which predict a mean and a scale: fit the mean with "
             "loss='squared_error' to export it"
         )
-    if loss.scores_are_probabilities and n_outputs > 1 and to != "ONNX":
+    if loss.link.are_probabilities and n_outputs > 1 and to != "ONNX":
         raise ParameterError(f"{to} has no models whose raw scores are probabilities of several classes: export to ONNX")
-    if loss.response not in ("identity", "exp", "sigmoid", "softmax"):
-        raise ParameterError(f"loss {loss.name!r} declares the response {loss.response!r}, which is no form of inverse link")
-    scores = np.linspace(-3.0, 3.0, 25)
-    if n_outputs > 1:
-        scores = np.stack([scores * (k + 1) for k in range(n_outputs)])
-    scaled = scores * loss.response_factor
+    if loss.link.form not in ("identity", "exp", "sigmoid", "softmax"):
+        raise ParameterError(f"loss {loss.name!r} declares the response {loss.link.form!r}, which is no form of inverse link")
+    scores = np.stack([np.linspace(-3.0, 3.0, 25) * (k + 1) for k in range(n_outputs)])
+    scaled = scores * loss.link.factor
     with np.errstate(all="ignore"):
         expected = {
             "identity": lambda: scaled,
             "exp": lambda: np.exp(scaled),
             "sigmoid": lambda: 1.0 / (1.0 + np.exp(-scaled)),
             "softmax": lambda: np.exp(scaled) / np.exp(scaled).sum(axis=0, keepdims=True),
-        }[loss.response]()
-        response = np.asarray(loss.inverse_link(scores), np.float64)
+        }[loss.link.form]()
+        response = np.asarray(loss.link.to_prediction(scores), np.float64)
     if loss.parts and not np.array_equal(response, expected):
         raise ParameterError(
             f"a model of several targets is exported to {to} if its predictions are raw scores, which those of "
@@ -81,10 +79,10 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
         )
     if response.shape != expected.shape or not np.allclose(response, expected, rtol=1e-9, atol=1e-12):
         raise ParameterError(
-            f"a model of loss {loss.name!r} cannot be exported to {to}: its inverse_link is not the {loss.response!r} that its "
-            "class declares; a class may declare response = 'identity', 'exp' or 'sigmoid', other links are not carried"
+            f"a model of loss {loss.name!r} cannot be exported to {to}: its inverse_link is not the {loss.link.form!r} that "
+            "its class declares; a class may declare response = 'identity', 'exp' or 'sigmoid', other links are not carried"
         )
-    return loss.response, loss.response_factor
+    return loss.link.form, loss.link.factor
 
 
 #: Whole numbers up to this one are exact in float32, and XGBoost and treelite accept them as categories.

@@ -21,7 +21,7 @@ import numpy as np
 
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.interop.export import away_from_missing, nearest_float32, response_of
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 from dboost.version import __version__
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
+def to_onnx(ensemble: Ensemble, loss: BaseLoss) -> onnx.ModelProto:
     """Return the model as an ONNX model.
 
     Raises

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dboost.errors import MissingExtraError
 from dboost.interop.export import away_from_missing, response_of
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POSTPROCESSOR = {"identity": "identity", "exp": "exponential", "sigmoid": "sigmoid", "softmax": "softmax"}
 
 
-def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
+def to_treelite(ensemble: Ensemble, loss: BaseLoss) -> treelite.Model:
     """Return the model as a treelite model.
 
     Raises

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from dboost.interop.export import away_from_missing, nearest_float32, numbers_of_levels, response_of, with_baseline
-from dboost.losses import Loss, Quantiles
+from dboost.losses import BaseLoss, Quantiles
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature
 
@@ -47,7 +47,7 @@ _SMALLEST = np.finfo(np.float32).smallest_subnormal
 _INT64 = 15
 
 
-def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
+def dumps(ensemble: Ensemble, loss: BaseLoss) -> bytes:
     """Return the bytes of an XGBoost model file in JSON.
 
     Raises

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dboost.errors import ParameterError
-from dboost.losses.base import Loss, custom_from_dict, register
+from dboost.losses.base import BaseLoss, Start, Targets
 from dboost.losses.brier import BrierOfClasses, HalfBrier
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
+from dboost.losses.custom import Loss, as_loss, custom_from_dict, register
 from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.expectile import Expectile
 from dboost.losses.normal import Normal
 from dboost.losses.per_output import PerOutput
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
-from dboost.losses.several_quantiles import Quantiles, joined_losses
+from dboost.losses.several_quantiles import Quantiles, joined_losses, quantile_loss
 
-BUILT_IN: tuple[type[Loss], ...] = (
+BUILT_IN: tuple[type[BaseLoss], ...] = (
     SquaredError,
     AbsoluteError,
     Quantile,
@@ -34,6 +35,7 @@ BUILT_IN: tuple[type[Loss], ...] = (
 __all__ = [
     "BUILT_IN",
     "AbsoluteError",
+    "BaseLoss",
     "BrierOfClasses",
     "Expectile",
     "Exponential",
@@ -49,11 +51,13 @@ __all__ = [
     "Quantiles",
     "SoftmaxLogLoss",
     "SquaredError",
+    "Start",
+    "Targets",
     "Tweedie",
+    "as_loss",
     "auto_loss",
     "by_name",
     "from_dict",
-    "is_custom",
     "keywords_of",
     "register",
 ]
@@ -66,43 +70,40 @@ def auto_loss(is_class: bool, *, of_forest: bool = False) -> str:
     return HalfBrier.name if of_forest else LogLoss.name
 
 
-def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
+#: What makes the loss of a name, from its options and what it has learned.
+_MAKERS: dict[str, Callable[..., BaseLoss]] = {loss.name: loss for loss in BUILT_IN} | {Quantile.name: quantile_loss}
+
+
+def by_name(name: str, n_classes: int = 2, **options: Any) -> BaseLoss:
     """Return the built-in loss of a name; "log_loss" is one class for two classes and another for more.
 
     options : the losses' own parameters; each loss takes those that it has.
     """
     for loss in BUILT_IN:
         if loss.name == name:
-            own = {option: options[option] for option in (*loss.options, *loss.learned) if option in options}
-            if loss is Quantile and isinstance(own["quantile"], list | tuple):
-                return Quantiles(own["quantile"])
-            return loss(**own).for_classes(n_classes)
+            settings = {option: options[option] for option in (*loss.options, *loss.learned) if option in options}
+            return _MAKERS[name](**settings).for_classes(n_classes)
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 
-def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None) -> Loss:
-    """Return the loss that a model file names (the inverse of `Loss.to_dict`).
+def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None) -> BaseLoss:
+    """Return the loss that a model file names (the inverse of `BaseLoss.to_dict`).
 
     given : the user's loss, or those of several outputs, which are found by their names; default: classes that are known.
     """
     if "losses" in stored:
-        custom = {one.name: one for one in ((given,) if isinstance(given, Loss) else given or ())}
+        custom = {loss.name: loss for loss in ((given,) if isinstance(given, Loss) else given or ())}
         parts = [from_dict(part, custom.get(part["name"])) for part in stored["losses"]]
         return joined_losses(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
     if isinstance(given, Loss):
-        return given
-    if all(loss.name != stored["name"] for loss in BUILT_IN):
-        return custom_from_dict(stored)
+        return as_loss(given)
+    if stored["name"] not in _MAKERS:
+        return as_loss(custom_from_dict(stored))
     stored = dict(stored)
     return by_name(stored.pop("name"), stored.pop("n_classes", 2), **stored)
 
 
-def is_custom(loss: Loss) -> bool:
-    """Return whether a loss is the user's, not one of dboost's."""
-    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss, PerOutput, BrierOfClasses))
-
-
-def keywords_of(loss: Loss) -> dict[str, Any]:
+def keywords_of(loss: BaseLoss) -> dict[str, Any]:
     """Return the parameters that stand for a loss: `loss`, and its options."""
     if isinstance(loss, Quantiles):
         return {"loss": loss.name, "quantile": list(loss.levels)}
@@ -113,10 +114,4 @@ def keywords_of(loss: Loss) -> dict[str, Any]:
         for name, value in part.to_dict().items()
         if name in part.options
     }
-    return options | {"loss": as_given(loss)}
-
-
-def as_given(loss: Loss) -> Any:
-    """Return the value of the parameter `loss` that stands for a loss: a name, a loss of the user's, or a list of these."""
-    given = [as_given(part) for part in loss.parts] if loss.parts else loss if is_custom(loss) else loss.name
-    return given[0] if isinstance(given, list) and all(one is given[0] or one == given[0] for one in given) else given
+    return options | {"loss": loss.as_parameter()}

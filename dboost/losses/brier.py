@@ -14,13 +14,14 @@ Of two classes there is one score, the probability of the second one, and L = ½
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from dboost.kernels.exp_log import log
-from dboost.losses.base import Loss
-from dboost.losses.classification import LossOfClasses
+from dboost.losses.base import BaseLoss, Leaves, Link, Start, Targets, both_classes
+from dboost.losses.classification import LossOfClasses, class_weights
 from dboost.losses.deviance import SquaredErrorTerms
 from dboost.losses.gradient_pass import output_terms, overloads
 
@@ -51,7 +52,7 @@ def _brier_terms(loss, y, raw, gradient, hessian, first, value, scratch):
         return terms
 
 
-def _rounded(mean: Any) -> Any:
+def _rounded(mean: np.ndarray) -> np.ndarray:
     """Return probabilities whose differences from 0 and 1 are exact in 32 bits: then leaf values are exact shares."""
     return np.rint(np.multiply(mean, 2.0**20)) * 2.0**-20
 
@@ -61,25 +62,53 @@ def _log(probability: np.ndarray) -> np.ndarray:
     return log(np.maximum(probability, 2.0**-52))
 
 
-class HalfBrier(Loss):
+def _log_losses(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    return -_log(np.where(y == 1, raw[0], 1.0 - raw[0]))
+
+
+def _log_losses_of_classes(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    return -_log(raw[y.astype(np.int64), np.arange(len(y))])
+
+
+def _clipped(raw: np.ndarray) -> np.ndarray:
+    """Return the probabilities of both classes."""
+    return both_classes(np.clip(raw[:, 0], 0.0, 1.0))
+
+
+def _normed(raw: np.ndarray) -> np.ndarray:
+    """Return the probabilities of all classes."""
+    probability = np.maximum(raw, 0.0)
+    return probability / probability.sum(axis=1, keepdims=True)
+
+
+def _one(mean: float, spread: float) -> float:
+    return 1.0
+
+
+class HalfBrier(BaseLoss):
     """Half the Brier score of two classes; the raw score is the probability of the second one."""
 
     name = "half_brier_score"
-    own_metrics = ("log_loss",)
-    constant_hessian = True
-    is_classification = True
-    uses_offset = False
-    scores_are_probabilities = True
-    even_score = 0.5
+    targets = Targets(are_classes=True)
+    start = Start(constants=_rounded, magnitude=_one)
+    leaves = (Leaves(constant_hessian=True),)
+    link = Link(
+        finish=_clipped,
+        uses_offset=False,
+        are_probabilities=True,
+        even_score=0.5,
+        metrics=("log_loss",),
+        log_losses=_log_losses,
+    )
 
     def terms(self) -> SquaredErrorTerms:
         return SquaredErrorTerms()
 
-    def for_classes(self, n_classes: int) -> Loss:
+    def for_classes(self, n_classes: int) -> BaseLoss:
         return BrierOfClasses(n_classes) if n_classes > 2 else self
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * (y - raw) ** 2
+        return 0.5 * (y - raw[0]) ** 2
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return raw - y
@@ -87,26 +116,22 @@ class HalfBrier(Loss):
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.ones_like(raw)
 
-    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return -_log(np.where(y == 1, raw, 1.0 - raw))
-
-    def best_constant(self, mean: float) -> float:
-        return _rounded(mean)
-
-    def finish(self, raw: np.ndarray) -> np.ndarray:
-        return super().finish(np.clip(raw, 0.0, 1.0))
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return 1.0
-
 
 class BrierOfClasses(LossOfClasses):
     """Half the Brier score of three or more classes; raw scores are their probabilities."""
 
     name = "half_brier_score"
-    own_metrics = ("log_loss",)
-    constant_hessian = True
-    scores_are_probabilities = True
+    link = Link(
+        finish=_normed, uses_offset=False, are_probabilities=True, metrics=("log_loss",), log_losses=_log_losses_of_classes
+    )
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__(n_classes, Leaves(constant_hessian=True, is_monotonic=False))
+
+    @property
+    def start(self) -> Start:  # type: ignore[override]
+        sums = partial(class_weights, n_classes=self.n_outputs)
+        return Start(constants=_rounded, sums=sums, magnitude=_one, spread=1.0)
 
     def terms(self) -> BrierTerms:
         return BrierTerms()
@@ -123,16 +148,3 @@ class BrierOfClasses(LossOfClasses):
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.ones_like(raw)
-
-    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return -_log(raw[y.astype(np.int64), np.arange(len(y))])
-
-    def finish(self, raw: np.ndarray) -> np.ndarray:
-        probability = np.maximum(raw, 0.0)
-        return probability / probability.sum(axis=1, keepdims=True)
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return 1.0
-
-    def best_constants(self, means: np.ndarray) -> np.ndarray:
-        return _rounded(means)

@@ -27,6 +27,7 @@ exponent is clipped to the range of `exp32`.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from dboost.errors import ParameterError
 from dboost.exact import ExactSum
 from dboost.kernels import kernel
 from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
-from dboost.losses.base import Loss, SumUnits
+from dboost.losses.base import BaseLoss, Leaves, Link, Start, SumUnits, Targets, of_mean
 from dboost.losses.gradient_pass import block_terms, output_terms, overloads
 
 
@@ -84,49 +85,6 @@ def _log_losses(y, raw, values):
         values[i] = (score if score > 0.0 else 0.0) - y[i] * score + log_sum
 
 
-class LogLoss(Loss):
-    """Two-class log loss (binomial deviance)."""
-
-    name = "log_loss"
-    can_trim = True
-    is_classification = True
-    longest_step = 4.0
-    response = "sigmoid"
-
-    def terms(self) -> LogLossTerms:
-        return LogLossTerms()
-
-    def for_classes(self, n_classes: int) -> Loss:
-        return SoftmaxLogLoss(n_classes) if n_classes > 2 else self
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        raw = np.asarray(raw, np.float64)
-        values = np.empty(raw.shape)
-        _log_losses(np.broadcast_to(y, raw.shape).astype(np.float64, copy=False).ravel(), raw.ravel(), values.ravel())
-        return values
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return self.inverse_link(raw) - y
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        p = self.inverse_link(raw)
-        return p * (1 - p)
-
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return _logit(prediction)
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = exp(-np.abs(raw))
-        return np.where(raw >= 0, 1.0, e) / (1.0 + e)
-
-    def best_constant(self, mean: float) -> float:
-        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is almost zero
-        return math.log(mean) - math.log1p(-mean)
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return 64.0
-
-
 def _logit(prediction: np.ndarray) -> np.ndarray:
     """Return log(p / (1 - p))."""
     p = np.asarray(prediction, np.float64)
@@ -134,6 +92,55 @@ def _logit(prediction: np.ndarray) -> np.ndarray:
     # What rounding took away from p when it was subtracted.
     lost = np.divide(p - (1.0 - rest), rest, out=np.zeros(p.shape), where=rest > 0)
     return log(p) - log(rest) + lost
+
+
+def _sigmoid(raw: np.ndarray) -> np.ndarray:
+    e = exp(-np.abs(raw))
+    return np.where(raw >= 0, 1.0, e) / (1.0 + e)
+
+
+def _log_odds(mean: float) -> float:
+    mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is almost zero
+    return math.log(mean) - math.log1p(-mean)
+
+
+def _largest(mean: float, spread: float) -> float:
+    return 64.0
+
+
+class LogLoss(BaseLoss):
+    """Two-class log loss (binomial deviance)."""
+
+    name = "log_loss"
+    targets = Targets(are_classes=True)
+    start = Start(constants=of_mean(_log_odds), magnitude=_largest)
+    leaves = (Leaves(longest_step=4.0),)
+    link = Link(to_raw=_logit, to_prediction=_sigmoid, form="sigmoid")
+    can_trim = True
+
+    def terms(self) -> LogLossTerms:
+        return LogLossTerms()
+
+    def for_classes(self, n_classes: int) -> BaseLoss:
+        return SoftmaxLogLoss(n_classes) if n_classes > 2 else self
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return log_losses(y, raw)
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return _sigmoid(raw) - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        p = _sigmoid(raw)
+        return p * (1 - p)
+
+
+def log_losses(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """Return the log losses of two classes by their log odds, float64[1, n]: float64[n]."""
+    score = np.asarray(raw[0], np.float64)
+    values = np.empty(score.shape)
+    _log_losses(np.broadcast_to(y, score.shape).astype(np.float64, copy=False), np.ascontiguousarray(score), values)
+    return values
 
 
 _LOG_2 = np.float32(math.log(2.0))
@@ -198,42 +205,57 @@ def _softmax_terms(loss, y, raw, gradient, hessian, first, value, scratch):
         return terms
 
 
-class LossOfClasses(Loss):
+def class_weights(y: np.ndarray, weight: np.ndarray | None, units: SumUnits, n_classes: int) -> list[ExactSum]:
+    """Return the weight of each class, see `Start.sums`."""
+    if weight is None:
+        counts = np.bincount(y.astype(np.int64), minlength=n_classes)
+        return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
+    return [ExactSum.of(weight[y == k], units.weight) for k in range(n_classes)]
+
+
+class LossOfClasses(BaseLoss):
     """A loss of three or more classes, which are numbered 0, 1, 2, …, with a raw score for each."""
 
-    is_classification = True
-    uses_offset = False
-    is_monotonic = False
+    targets = Targets(are_classes=True)
 
-    def __init__(self, n_classes: int) -> None:
-        self.n_outputs = n_classes
+    def __init__(self, n_classes: int, leaves: Leaves) -> None:
+        self.leaves = (leaves,) * n_classes
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "n_classes": self.n_outputs}
 
-    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
-        return 1.0
 
-    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
-        """Return the weight of each class."""
-        if weight is None:
-            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
-            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
-        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
+def _log_shares(means: np.ndarray) -> np.ndarray:
+    return log(np.maximum(means, 1e-300))  # there may be a class without rows
+
+
+def _softmax(raw: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the classes: float64[n, n_classes]."""
+    e = exp(raw - raw.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _probabilities(raw: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the classes: float64[n_classes, n]."""
+    return _softmax(raw.T).T
 
 
 class SoftmaxLogLoss(LossOfClasses):
     """Log loss of three or more classes."""
 
     name = "log_loss"
+    link = Link(to_raw=log, to_prediction=_probabilities, finish=_softmax, form="softmax", uses_offset=False)
     can_trim = True
-    longest_step = 4.0
-    response = "softmax"
     has_classes = True
 
     def __init__(self, n_classes: int) -> None:
-        super().__init__(n_classes)
-        self.step_factor = (n_classes - 1) / n_classes
+        factor = (n_classes - 1) / n_classes
+        super().__init__(n_classes, Leaves(longest_step=4.0, step_factor=factor, is_monotonic=False))
+
+    @property
+    def start(self) -> Start:  # type: ignore[override]
+        sums = partial(class_weights, n_classes=self.n_outputs)
+        return Start(constants=_log_shares, sums=sums, magnitude=_largest, spread=1.0)
 
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms()
@@ -245,27 +267,11 @@ class SoftmaxLogLoss(LossOfClasses):
             return top - _of_class(raw, y) + log(exp(raw - top[:, None]).sum(axis=1))
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return (self.finish(raw.T) - (y[:, None] == np.arange(len(raw)))).T
+        return (_softmax(raw.T) - (y[:, None] == np.arange(len(raw)))).T
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        p = self.inverse_link(raw)
+        p = _probabilities(raw)
         return p * (1 - p)
-
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return log(prediction)
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        return self.finish(raw.T).T
-
-    def finish(self, raw: np.ndarray) -> np.ndarray:
-        e = exp(raw - raw.max(axis=1, keepdims=True))
-        return e / e.sum(axis=1, keepdims=True)
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return 64.0
-
-    def best_constants(self, means: np.ndarray) -> np.ndarray:
-        return log(np.maximum(means, 1e-300))  # there may be a class without rows
 
 
 def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -302,41 +308,46 @@ def _exponential_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-class Exponential(Loss):
+def _half_logit(prediction: np.ndarray) -> np.ndarray:
+    return 0.5 * _logit(prediction)
+
+
+def _sigmoid_of_double(raw: np.ndarray) -> np.ndarray:
+    e = exp(-2.0 * np.abs(raw))
+    return np.where(raw >= 0, 1.0, e) / (1.0 + e)
+
+
+def _log_losses_of_half(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    return log_losses(y, 2.0 * raw)
+
+
+class Exponential(BaseLoss):
     """Exponential loss of two classes (that of AdaBoost)."""
 
     name = "exponential"
-    own_metrics = ("log_loss",)
-    is_classification = True
-    longest_step = 4.0
-    response = "sigmoid"
-    response_factor = 2.0
+    targets = Targets(are_classes=True)
+    start = Start(constants=of_mean(lambda mean: 0.5 * _log_odds(mean)))
+    leaves = (Leaves(longest_step=4.0),)
+    link = Link(
+        to_raw=_half_logit,
+        to_prediction=_sigmoid_of_double,
+        form="sigmoid",
+        factor=2.0,
+        metrics=("log_loss",),
+        log_losses=_log_losses_of_half,
+    )
 
     def terms(self) -> ExponentialTerms:
         return ExponentialTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return exp(np.clip((1.0 - 2.0 * y) * raw, -_CUT_OFF, _CUT_OFF))
+        return self.hessian(y, raw)[0]
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return (1.0 - 2.0 * y) * self.value(y, raw)
+        return (1.0 - 2.0 * y) * self.hessian(y, raw)
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return self.value(y, raw)
-
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return 0.5 * _logit(prediction)
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = exp(-2.0 * np.abs(raw))
-        return np.where(raw >= 0, 1.0, e) / (1.0 + e)
-
-    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return LogLoss().value(y, 2.0 * raw)
-
-    def best_constant(self, mean: float) -> float:
-        mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)
-        return 0.5 * (math.log(mean) - math.log1p(-mean))
+        return exp(np.clip((1.0 - 2.0 * y) * raw, -_CUT_OFF, _CUT_OFF))
 
 
 def read_costs(costs: Any, classes: np.ndarray) -> np.ndarray:

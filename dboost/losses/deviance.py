@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dboost.kernels.exp_log import LARGEST, exp, exp64, log, log64
-from dboost.losses.base import Loss
+from dboost.losses.base import BaseLoss, Leaves, Link, Start, Targets, of_mean
 from dboost.losses.gradient_pass import block_terms, overloads
 
 
@@ -49,30 +49,32 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-class SquaredError(Loss):
+def _mean(means: np.ndarray) -> np.ndarray:
+    return means
+
+
+def _half_square(mean: float, spread: float) -> float:
+    return max(0.5 * spread * spread, 1e-200)
+
+
+class SquaredError(BaseLoss):
     """Squared error, halved so that its Hessian is 1."""
 
     name = "squared_error"
-    constant_hessian = True
-    scales_with_target = True
+    start = Start(constants=_mean, magnitude=_half_square, scales=True)
+    leaves = (Leaves(constant_hessian=True),)
 
     def terms(self) -> SquaredErrorTerms:
         return SquaredErrorTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * (y - raw) ** 2
+        return 0.5 * (y - raw[0]) ** 2
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return raw - y
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.ones_like(raw)
-
-    def best_constant(self, mean: float) -> float:
-        return mean
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return max(0.5 * largest * largest, 1e-200)
 
 
 class PoissonTerms(NamedTuple):
@@ -139,34 +141,38 @@ def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-class _LogLink(Loss):
+def _exp(x: np.ndarray) -> np.ndarray:
+    return exp(np.clip(x, -LARGEST, LARGEST))
+
+
+def _log(y: np.ndarray) -> np.ndarray:
+    """Return log(y), and 0 where y is 0 (it is multiplied by y)."""
+    return log(np.where(y > 0, y, 1.0))
+
+
+class _LogLink(BaseLoss):
     """The common part of the three losses."""
 
-    longest_step = 4.0
-    response = "exp"
+    start = Start(constants=of_mean(lambda mean: math.log(max(mean, 1e-300))))
+    leaves = (Leaves(longest_step=4.0),)
 
-    def best_constant(self, mean: float) -> float:
-        return math.log(max(mean, 1e-300))
 
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return log(prediction)
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        return _exp(raw)
+def _log_link(*metrics: str) -> Link:
+    return Link(to_raw=log, to_prediction=_exp, form="exp", metrics=metrics)
 
 
 class Poisson(_LogLink):
     """Half the Poisson deviance, for counts y >= 0."""
 
     name = "poisson"
-    own_metrics = ("mean_poisson_deviance",)
-    target_range = "non-negative"
+    targets = Targets(valid="non-negative")
+    link = _log_link("mean_poisson_deviance")
 
     def terms(self) -> PoissonTerms:
         return PoissonTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return y * (_log(y) - raw) - y + _exp(raw)
+        return y * (_log(y) - raw[0]) - y + _exp(raw[0])
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return _exp(raw) - y
@@ -179,14 +185,14 @@ class Gamma(_LogLink):
     """Half the gamma deviance, for positive amounts y > 0."""
 
     name = "gamma"
-    own_metrics = ("mean_poisson_deviance", "mean_gamma_deviance")
-    target_range = "strictly positive"
+    targets = Targets(valid="strictly positive")
+    link = _log_link("mean_poisson_deviance", "mean_gamma_deviance")
 
     def terms(self) -> GammaTerms:
         return GammaTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return y * _exp(-raw) - 1.0 - (_log(y) - raw)
+        return y * _exp(-raw[0]) - 1.0 - (_log(y) - raw[0])
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return 1.0 - y * _exp(-raw)
@@ -205,9 +211,9 @@ class Tweedie(_LogLink):
     """
 
     name = "tweedie"
-    own_metrics = ("mean_poisson_deviance", "mean_tweedie_deviance")
     options: ClassVar[tuple[str, ...]] = ("tweedie_power",)
-    target_range = "non-negative"
+    targets = Targets(valid="non-negative")
+    link = _log_link("mean_poisson_deviance", "mean_tweedie_deviance")
 
     def __init__(self, tweedie_power: float = 1.5) -> None:
         self.power = tweedie_power
@@ -221,7 +227,7 @@ class Tweedie(_LogLink):
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         one, two = 1.0 - self.power, 2.0 - self.power
         constant = np.where(y > 0, _exp(two * _log(y)), 0.0) / (one * two)  # of y ** two
-        return constant - y * _exp(one * raw) / one + _exp(two * raw) / two
+        return constant - y * _exp(one * raw[0]) / one + _exp(two * raw[0]) / two
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return _exp((2.0 - self.power) * raw) - y * _exp((1.0 - self.power) * raw)
@@ -229,12 +235,3 @@ class Tweedie(_LogLink):
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         one, two = 1.0 - self.power, 2.0 - self.power
         return two * _exp(two * raw) - one * y * _exp(one * raw)
-
-
-def _exp(x: np.ndarray) -> np.ndarray:
-    return exp(np.clip(x, -LARGEST, LARGEST))
-
-
-def _log(y: np.ndarray) -> np.ndarray:
-    """Return log(y), and 0 where y is 0 (it is multiplied by y)."""
-    return log(np.where(y > 0, y, 1.0))

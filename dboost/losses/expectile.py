@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dboost.losses.base import InitialRows, Loss
+from dboost.losses.base import BaseLoss, InitialRows, Leaves, Start
 from dboost.losses.gradient_pass import block_terms, overloads
 
 
@@ -39,7 +39,15 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-class Expectile(Loss):
+def _from_mean(rows: InitialRows) -> np.ndarray:
+    return rows.search(np.array([0.0 if rows.has_offset else float(rows.means[0])]))
+
+
+def _largest(mean: float, spread: float) -> float:
+    return max(4.0 * spread * spread, 1e-200)
+
+
+class Expectile(BaseLoss):
     """Asymmetric squared error; predictions estimate expectiles.
 
     Parameters
@@ -50,13 +58,11 @@ class Expectile(Loss):
 
     name = "expectile"
     options: ClassVar[tuple[str, ...]] = ("expectile",)
-    scales_with_target = True
+    start = Start(of_rows=_from_mean, magnitude=_largest, scales=True)
 
     def __init__(self, expectile: float) -> None:
         self.level = expectile
-
-    def start(self, rows: InitialRows) -> np.ndarray:
-        return rows.search(np.array([0.0 if rows.has_offset else float(rows.means[0])]))
+        self.leaves = (Leaves(level=expectile),)
 
     def terms(self) -> ExpectileTerms:
         return ExpectileTerms(2.0 * self.level, 2.0 * (1.0 - self.level))
@@ -65,7 +71,7 @@ class Expectile(Loss):
         return {"name": self.name, "expectile": self.level}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * self.hessian(y, raw) * (y - raw) ** 2
+        return 0.5 * self.hessian(y, raw)[0] * (y - raw[0]) ** 2
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return self.hessian(y, raw) * (raw - y)
@@ -73,6 +79,3 @@ class Expectile(Loss):
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         above, below = self.terms()
         return np.where(raw < y, above, below)
-
-    def magnitude(self, mean: float, largest: float) -> float:
-        return max(4.0 * largest * largest, 1e-200)

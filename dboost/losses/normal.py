@@ -30,7 +30,7 @@ the prices of homes in California, and for delays of flights given that at depar
 With 2 in place of 1 + z² it was within 0.008 of these. The normal distribution with one scale has 0.544 and 0.347.
 
 **Units.** Derivatives by the mean are those by m / u, with the unit u of the scale that all rows have at first
-(`Loss.score_unit`): so limits and penalties mean the same for targets in any unit, and a model of c · y has the scale c · σ.
+(`Leaves.score_unit`): so limits and penalties mean the same for targets in any unit, and a model of c · y has the scale c · σ.
 
 **Bounds.** A likelihood has no upper bound where targets are equal. So scales are at least u / 2**20 (and at most u · 2**20, so
 that nothing overflows); raw scores beyond count as the bound, and nothing draws them further away. If the targets of all rows
@@ -47,7 +47,7 @@ import numpy as np
 from dboost.errors import DataError
 from dboost.exact import total
 from dboost.kernels.exp_log import LARGEST, exp, exp64, log
-from dboost.losses.base import InitialRows, Loss, PartOfRows
+from dboost.losses.base import BaseLoss, InitialRows, Leaves, Link, PartOfRows, Start
 from dboost.losses.gradient_pass import output_terms, overloads
 
 #: ½ log 2π.
@@ -95,118 +95,6 @@ def _normal_terms(loss, y, raw, gradient, hessian, first, value, scratch):
         return terms
 
 
-class _OfMean(Loss):
-    """What leaf values of the mean follow from."""
-
-    name = "normal"
-
-    def __init__(self, unit: float) -> None:
-        self.score_unit = unit
-
-
-class _OfLogScale(Loss):
-    """What leaf values of the logarithm of the scale follow from."""
-
-    name = "normal"
-    longest_step = 4.0
-    is_monotonic = False
-
-
-class Normal(Loss):
-    """Negative log likelihood of normal distributions; predictions are their means, see `Booster.predict_distribution`.
-
-    Parameters
-    ----------
-    scale : float, optional
-        The scale of all rows before the first tree, which is the unit of scales.
-    """
-
-    name = "normal"
-    learned: ClassVar[tuple[str, ...]] = ("scale",)
-    exact_hessian = False
-    n_outputs = 2
-    output_names = ("mean", "log_scale")
-    predicts_one = True
-    offset_outputs = slice(0, 1)
-    #: As large as losses become where scales are small.
-    least_magnitude = 1024.0
-
-    def __init__(self, scale: float | None = None) -> None:
-        self.scale = scale
-
-    def __repr__(self) -> str:
-        return f"<Loss: {self.name}>"
-
-    @property
-    def _bounds(self) -> tuple[float, float]:
-        """Bounds of the logarithm of the scale."""
-        if self.scale is None:
-            return -LARGEST, LARGEST
-        middle = float(log(self.scale))
-        return max(middle - _RANGE, -LARGEST), min(middle + _RANGE, LARGEST)
-
-    def terms(self) -> NormalTerms:
-        return NormalTerms(1.0 if self.scale is None else self.scale, *self._bounds)
-
-    def of_output(self, output: int) -> Loss:
-        return _OfLogScale() if output else _OfMean(1.0 if self.scale is None else self.scale)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name} if self.scale is None else {"name": self.name, "scale": self.scale}
-
-    def continued(self, stored: dict[str, Any]) -> Loss:
-        return Normal(stored["scale"])
-
-    def started(self, baseline: np.ndarray) -> Loss:
-        return self if self.scale is not None else Normal(float(exp(baseline[1])))
-
-    def start(self, rows: InitialRows) -> np.ndarray:
-        sums, weights, largest = rows.rows.merged(_residual_sums, _merge_sums)
-        mean = _quotient(sums, weights) if rows.has_offset else float(rows.means[0])
-        largest = max(largest, abs(mean))
-        squares, weights, _ = rows.rows.merged(_square_sums, _merge_sums, mean, largest or 1.0)
-        spread = largest * math.sqrt(_quotient(squares, weights))
-        return np.array([mean, float(log(max(spread, _LEAST * (largest or 1.0), 1e-290)))])
-
-    def comparable(self, losses: tuple[float, float], weight: float) -> tuple[float, float]:
-        """Return the variance that has the model's loss as a constant one, in that of the constant model, and 1."""
-        of_model, of_constant = losses
-        return float(exp(min(max(2.0 * (of_model - of_constant) / weight, -LARGEST), LARGEST))), 1.0
-
-    def _scaled(self, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logarithms of the scales, and the distances of targets from means in them."""
-        s = np.clip(raw[1], *self._bounds)
-        return s, (y - raw[0]) * exp(-s)
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        s, z = self._scaled(y, raw)
-        return s + 0.5 * (z * z) + _HALF_LOG_2_PI
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """Return the derivatives by the raw scores. At the bounds of the scale those that lead beyond are 0."""
-        s, z = self._scaled(y, raw)
-        slope, (lowest, highest) = 1.0 - z * z, self._bounds
-        is_held = ((s == lowest) & (slope > 0.0)) | ((s == highest) & (slope < 0.0))
-        return np.stack([-z * exp(-s), np.where(is_held, 0.0, slope)])
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        s, z = self._scaled(y, raw)
-        return np.stack([exp(-2.0 * s), 1.0 + z * z])
-
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.stack([prediction[0], log(prediction[1])])
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        """Return means and scales."""
-        return np.stack([raw[0], exp(np.clip(raw[1], *self._bounds))])
-
-    def point(self, raw: np.ndarray) -> np.ndarray:
-        return raw[0]
-
-    def finish(self, raw: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(raw[:, 0])
-
-
 _Sums = tuple[int | None, int | None, float]
 
 
@@ -242,3 +130,104 @@ def _quotient(a: int | None, b: int | None) -> float:
     except OverflowError:
         pass
     raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
+
+
+def _mean_and_scale(rows: InitialRows) -> np.ndarray:
+    sums, weights, largest = rows.rows.merged(_residual_sums, _merge_sums)
+    mean = _quotient(sums, weights) if rows.has_offset else float(rows.means[0])
+    largest = max(largest, abs(mean))
+    squares, weights, _ = rows.rows.merged(_square_sums, _merge_sums, mean, largest or 1.0)
+    spread = largest * math.sqrt(_quotient(squares, weights))
+    return np.array([mean, float(log(max(spread, _LEAST * (largest or 1.0), 1e-290)))])
+
+
+def _to_raw(prediction: np.ndarray) -> np.ndarray:
+    """Return the raw scores of means and scales."""
+    return np.stack([prediction[0], log(prediction[1])])
+
+
+def _first(raw: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(raw[:, 0])
+
+
+class Normal(BaseLoss):
+    """Negative log likelihood of normal distributions; predictions are their means, see `Booster.predict_distribution`.
+
+    Parameters
+    ----------
+    scale : float, optional
+        The scale of all rows before the first tree, which is the unit of scales.
+    """
+
+    name = "normal"
+    learned: ClassVar[tuple[str, ...]] = ("scale",)
+    start = Start(of_rows=_mean_and_scale, least_magnitude=1024.0)  # as large as losses become where scales are small
+    leaves = Leaves(), Leaves()
+    exact_hessian = False
+
+    def __init__(self, scale: float | None = None) -> None:
+        self.scale = scale
+        self.leaves = Leaves(score_unit=1.0 if scale is None else scale), Leaves(longest_step=4.0, is_monotonic=False)
+
+    @property
+    def link(self) -> Link:  # type: ignore[override]
+        return Link(
+            to_raw=_to_raw,
+            to_prediction=self._distributions,
+            finish=_first,
+            output_names=("mean", "log_scale"),
+            predicts_first=True,
+            offset_outputs=slice(0, 1),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Loss: {self.name}>"
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        """Bounds of the logarithm of the scale."""
+        if self.scale is None:
+            return -LARGEST, LARGEST
+        middle = float(log(self.scale))
+        return max(middle - _RANGE, -LARGEST), min(middle + _RANGE, LARGEST)
+
+    def terms(self) -> NormalTerms:
+        return NormalTerms(1.0 if self.scale is None else self.scale, *self._bounds)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} if self.scale is None else {"name": self.name, "scale": self.scale}
+
+    def continued(self, stored: dict[str, Any]) -> BaseLoss:
+        return Normal(stored["scale"])
+
+    def started(self, baseline: np.ndarray) -> BaseLoss:
+        return self if self.scale is not None else Normal(float(exp(baseline[1])))
+
+    def comparable(self, losses: tuple[float, float], weight: float) -> tuple[float, float]:
+        """Return the variance that has the model's loss as a constant one, in that of the constant model, and 1."""
+        of_model, of_constant = losses
+        return float(exp(min(max(2.0 * (of_model - of_constant) / weight, -LARGEST), LARGEST))), 1.0
+
+    def _scaled(self, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logarithms of the scales, and the distances of targets from means in them."""
+        s = np.clip(raw[1], *self._bounds)
+        return s, (y - raw[0]) * exp(-s)
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        s, z = self._scaled(y, raw)
+        return s + 0.5 * (z * z) + _HALF_LOG_2_PI
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        """Return the derivatives by the raw scores. At the bounds of the scale those that lead beyond are 0."""
+        s, z = self._scaled(y, raw)
+        slope, (lowest, highest) = 1.0 - z * z, self._bounds
+        is_held = ((s == lowest) & (slope > 0.0)) | ((s == highest) & (slope < 0.0))
+        return np.stack([-z * exp(-s), np.where(is_held, 0.0, slope)])
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        s, z = self._scaled(y, raw)
+        return np.stack([exp(-2.0 * s), 1.0 + z * z])
+
+    def _distributions(self, raw: np.ndarray) -> np.ndarray:
+        """Return means and scales."""
+        return np.stack([raw[0], exp(np.clip(raw[1], *self._bounds))])

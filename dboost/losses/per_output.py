@@ -18,7 +18,7 @@ import numpy as np
 
 from dboost.display import number
 from dboost.errors import ParameterError
-from dboost.losses.base import AllRows, Loss, PartOfRows, RowStatistic, one_target
+from dboost.losses.base import AllRows, BaseLoss, Link, PartOfRows, RowStatistic, Start, Targets, target_column
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossTerms
 
@@ -43,18 +43,18 @@ def _of_output(rows: PartOfRows, output: int, column: int, part: Callable[..., A
 class StatisticsOfOutputs(RowStatistic):
     """The statistics of the losses of all outputs, None for those without one."""
 
-    parts: tuple[Loss, ...]
+    parts: tuple[BaseLoss, ...]
     columns: tuple[int, ...]
 
     def of(self, rows: AllRows, before: Sequence[Any] | None = None) -> tuple[Any, ...]:
-        found: list[Any] = []
+        statistics: list[Any] = []
         for output, (part, column) in enumerate(zip(self.parts, self.columns, strict=True)):
             if part.statistic is None:
-                found.append(None)
+                statistics.append(None)
                 continue
             alone = AllRows(_Merged(rows.merged, output, column), rows.n_rows, rows.max_weight)
-            found.append(part.statistic.of(alone, None if before is None else before[output]))
-        return tuple(found)
+            statistics.append(part.statistic.of(alone, None if before is None else before[output]))
+        return tuple(statistics)
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class _Merged:
         return self.merged(_of_output, merge, self.output, self.column, part, *arguments)
 
 
-class PerOutput(Loss):
+class PerOutput(BaseLoss):
     """The mean of one loss for each output.
 
     Parameters
     ----------
-    parts : sequence of Loss
+    parts : sequence of BaseLoss
         Losses of one output and one target column.
     output_names : sequence of str
     target_columns : sequence of str, optional
@@ -85,47 +85,61 @@ class PerOutput(Loss):
 
     def __init__(
         self,
-        parts: Sequence[Loss],
+        parts: Sequence[BaseLoss],
         output_names: Sequence[str],
         target_columns: Sequence[str] | None = None,
         columns: Sequence[int] | None = None,
     ) -> None:
         self.parts, self.output_names = tuple(parts), tuple(output_names)
-        self.target_columns = tuple(target_columns or output_names)  # type: ignore[misc]
+        self.target_columns = tuple(target_columns or output_names)
         self.columns = tuple(range(len(self.parts)) if columns is None else columns)
         for part in self.parts:
-            if part.n_outputs > 1 or len(part.target_columns) > 1:
+            if part.n_outputs > 1 or len(part.targets.columns) > 1:
                 raise ParameterError(
                     f"loss={part.name!r} has several outputs or target columns, so it cannot be the loss of one of "
                     "several targets: fit a model for each target"
                 )
-        self.n_outputs = len(self.parts)
         names = {part.name for part in self.parts}
         self.name = names.pop() if len(names) == 1 else "per_output"  # type: ignore[misc]
-        of_all = "constant_hessian", "exact_hessian", "is_piecewise_linear", "scales_with_target", "can_trim", "is_monotonic"
-        for name in of_all:
-            setattr(self, name, all(getattr(part, name) for part in self.parts))
-        self.scores_are_probabilities = any(part.scores_are_probabilities for part in self.parts)  # type: ignore[misc]
-        if any(part.leaf_statistic != "newton" for part in self.parts):
-            self.leaf_statistic = "quantile"  # type: ignore[misc]
+        self.options = tuple(dict.fromkeys(name for part in self.parts for name in part.options))  # type: ignore[misc]
+        self.leaves = tuple(part.leaves[0] for part in self.parts)
+        self.exact_hessian = all(part.exact_hessian for part in self.parts)
+        self.can_trim = all(part.can_trim for part in self.parts)
         if any(part.statistic is not None for part in self.parts):
             self.statistic = StatisticsOfOutputs(self.parts, self.columns)
-        self.options = tuple(dict.fromkeys(name for part in self.parts for name in part.options))  # type: ignore[misc]
 
-    def with_parts(self, parts: Sequence[Loss]) -> PerOutput:
+    @property
+    def targets(self) -> Targets:  # type: ignore[override]
+        return Targets(
+            columns=self.target_columns, of_outputs=self.columns, invalid=self._invalid, reason=self._reason, location=_location
+        )
+
+    @property
+    def start(self) -> Start:  # type: ignore[override]
+        return Start(scales=all(part.start.scales for part in self.parts))
+
+    @property
+    def link(self) -> Link:  # type: ignore[override]
+        return Link(
+            to_raw=self._to_raw,
+            to_prediction=self._to_prediction,
+            output_names=self.output_names,
+            are_probabilities=any(part.link.are_probabilities for part in self.parts),
+        )
+
+    def with_parts(self, parts: Sequence[BaseLoss]) -> PerOutput:
         return PerOutput(parts, self.output_names, self.target_columns, self.columns)
 
-    def _zipped(self, y: np.ndarray, raw: np.ndarray) -> list[tuple[Loss, np.ndarray, np.ndarray]]:
-        """Return loss, target and raw score of each output."""
-        columns = (one_target(y, column) for column in self.columns)
-        return list(zip(self.parts, columns, raw, strict=True))
+    def _alone(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return target and raw score of one output: float64[n], and [1, n]."""
+        return target_column(y, self.columns[output]), raw[output : output + 1]
 
     def pass_terms(self, statistic: Any = None) -> PerOutputTerms:
         statistics = [None] * len(self.parts) if statistic is None else statistic
         parts = (part.pass_terms(of_part) for part, of_part in zip(self.parts, statistics, strict=True))
         return PerOutputTerms(tuple(parts), self.columns)
 
-    def with_statistic(self, statistic: Any) -> Loss:
+    def with_statistic(self, statistic: Any) -> BaseLoss:
         if statistic is None:
             return self
         return self.with_parts([part.with_statistic(of_part) for part, of_part in zip(self.parts, statistic, strict=True)])
@@ -133,48 +147,46 @@ class PerOutput(Loss):
     def statistic_of(self, output: int, statistic: Any) -> Any:
         return None if statistic is None else statistic[output]
 
-    def in_unit(self, unit: float) -> Loss:
+    def in_unit(self, unit: float) -> BaseLoss:
         return self if unit == 1.0 else self.with_parts([part.in_unit(unit) for part in self.parts])
 
-    def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        part, of_part, scores = self.parts[output], one_target(y, self.columns[output]), raw[output]
-        return part.gradient(of_part, scores), part.hessian(of_part, scores)
-
     def is_stored_as(self, stored: dict[str, Any]) -> bool:
-        losses, own = stored.get("losses"), self.to_dict()
+        losses, parameters = stored.get("losses"), self.to_dict()
         if not isinstance(losses, list) or len(losses) != len(self.parts):
             return False
-        same = all(part.is_stored_as(one) for part, one in zip(self.parts, losses, strict=True))
-        return same and {**stored, "losses": None} == {**own, "losses": None}
+        same = all(part.is_stored_as(of_part) for part, of_part in zip(self.parts, losses, strict=True))
+        return same and {**stored, "losses": None} == {**parameters, "losses": None}
+
+    def as_parameter(self) -> Any:
+        parameters = [part.as_parameter() for part in self.parts]
+        first = parameters[0]
+        return first if all(other is first or other == first for other in parameters) else parameters
 
     def _flaws(self, y: np.ndarray) -> list[np.ndarray]:
         """Return which targets are invalid for each output: bool[n]."""
         flaws = []
         for part, column in zip(self.parts, self.columns, strict=True):
-            of_part = one_target(y, column)
+            of_part = target_column(y, column)
             wrong = ~np.isfinite(of_part)
-            if part.is_classification:
+            if part.targets.are_classes:
                 wrong |= (of_part != 0) & (of_part != 1)
-            outside = part.invalid_targets(of_part)
+            outside = part.targets.invalid_rows(of_part)
             flaws.append(wrong if outside is None else wrong | outside)
         return flaws
 
-    def invalid_targets(self, y: np.ndarray) -> np.ndarray | None:
+    def _invalid(self, y: np.ndarray) -> np.ndarray:
         return np.any(self._flaws(y), axis=0)
 
-    def refusal(self, y: np.ndarray) -> str:
+    def _reason(self, y: np.ndarray) -> str:
         output = next(k for k, flaw in enumerate(self._flaws(y[..., None])) if flaw.any())
         part, value = self.parts[output], y if y.ndim == 0 else y[self.columns[output]]
-        rule = part.target_rule
+        rule = part.targets.rule
         if not np.isfinite(value):
             rule = "finite targets"
-        elif part.is_classification:
+        elif part.targets.are_classes:
             rule = "zeros and ones (or truth values) in each of several targets"
         name = self.target_columns[self.columns[output]]
         return f"loss={part.name!r} requires {rule}: target {name!r} is {number(value)}"
-
-    def target_location(self, y: np.ndarray) -> np.ndarray:
-        return y if y.ndim == 1 else y.mean(axis=0)
 
     def to_dict(self) -> dict[str, Any]:
         stored = {
@@ -185,16 +197,23 @@ class PerOutput(Loss):
         return stored | {"targets": list(self.target_columns), "columns": list(self.columns)}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.mean([part.value(target, scores) for part, target, scores in self._zipped(y, raw)], axis=0)
+        return np.mean([part.value(*self._alone(k, y, raw)) for k, part in enumerate(self.parts)], axis=0)
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.stack([part.gradient(target, scores) for part, target, scores in self._zipped(y, raw)])
+        return np.concatenate([part.gradient(*self._alone(k, y, raw)) for k, part in enumerate(self.parts)])
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.stack([part.hessian(target, scores) for part, target, scores in self._zipped(y, raw)])
+        return np.concatenate([part.hessian(*self._alone(k, y, raw)) for k, part in enumerate(self.parts)])
 
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.stack([part.link(of_part) for part, of_part in zip(self.parts, prediction, strict=True)])
+    def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.parts[output].slopes(0, *self._alone(output, y, raw))
 
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        return np.stack([part.inverse_link(scores) for part, scores in zip(self.parts, raw, strict=True)])
+    def _to_raw(self, prediction: np.ndarray) -> np.ndarray:
+        return np.concatenate([part.link.to_raw(prediction[k : k + 1]) for k, part in enumerate(self.parts)])
+
+    def _to_prediction(self, raw: np.ndarray) -> np.ndarray:
+        return np.concatenate([part.link.to_prediction(raw[k : k + 1]) for k, part in enumerate(self.parts)])
+
+
+def _location(y: np.ndarray) -> np.ndarray:
+    return y if y.ndim == 1 else y.mean(axis=0)

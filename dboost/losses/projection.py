@@ -24,7 +24,7 @@ class ProjectedTerms(LossTerms):
 
     terms: LossTerms
     direction: np.ndarray  # float32[n_outputs]
-    of_classes: bool  # see `Loss.has_classes`
+    of_classes: bool  # see `BaseLoss.has_classes`
     has_direction: ClassVar[bool] = True
 
     def advance(self, rows: GradientPass) -> GradientStats:

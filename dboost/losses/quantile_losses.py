@@ -17,7 +17,8 @@ loss, and with it `train_loss` and the metric "huber", use the δ of the first i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from dboost.kernels.quantile_keys import (
     new_block_scratch,
     next_keys,
 )
-from dboost.losses.base import AllRows, InitialRows, Loss, PartOfRows, RowStatistic
+from dboost.losses.base import AllRows, BaseLoss, InitialRows, Leaves, Link, PartOfRows, RowStatistic, Start
 from dboost.losses.gradient_pass import block_terms, overloads
 from dboost.losses.terms import KernelTerms
 
@@ -165,24 +166,27 @@ def _keys(rows: PartOfRows, unit: float, buckets: Buckets, wanted: np.ndarray) -
     return found[:n] if n <= FEW else None
 
 
-class _Pinball(Loss):
+def _start_at(level: float, rows: InitialRows) -> np.ndarray:
+    return np.array([residual_quantile(rows.rows, level)])
+
+
+class _Pinball(BaseLoss):
     """Pinball loss: `above` times the error if the target is above the score, `below` times if it is below."""
 
-    constant_hessian = True
+    leaves = (Leaves(statistic="quantile", constant_hessian=True),)
     exact_hessian = False
-    is_piecewise_linear = True
-    leaf_statistic = "quantile"
     above: float
     below: float
 
-    def start(self, rows: InitialRows) -> np.ndarray:
-        return np.array([residual_quantile(rows.rows, self.level)])
+    @property
+    def start(self) -> Start:  # type: ignore[override]
+        return Start(of_rows=partial(_start_at, self.leaves[0].level))
 
     def terms(self) -> QuantileTerms:
         return QuantileTerms(self.above, self.below)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        u = y - raw
+        u = y - raw[0]
         return np.where(u > 0, self.above, -self.below) * u
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
@@ -210,18 +214,19 @@ class Quantile(_Pinball):
     """
 
     name = "quantile"
-    own_metrics = ("mean_pinball_loss",)
+    link = Link(metrics=("mean_pinball_loss",))
     options: ClassVar[tuple[str, ...]] = ("quantile",)
 
     def __init__(self, quantile: float) -> None:
         self.level = quantile
         self.above, self.below = quantile, 1.0 - quantile
+        self.leaves = (replace(self.leaves[0], level=quantile),)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "quantile": self.level}
 
 
-class Huber(Loss):
+class Huber(BaseLoss):
     """Squared error of small residuals, absolute error of large ones.
 
     Parameters
@@ -235,11 +240,9 @@ class Huber(Loss):
     name = "huber"
     options: ClassVar[tuple[str, ...]] = ("huber_alpha",)
     learned: ClassVar[tuple[str, ...]] = ("delta",)
-    constant_hessian = True
+    start = Start(of_rows=partial(_start_at, 0.5), scales=True)
+    leaves = (Leaves(statistic="clipped", constant_hessian=True),)
     exact_hessian = False
-    leaf_statistic = "quantile"
-    has_clipped_step = True
-    scales_with_target = True
 
     def __init__(self, huber_alpha: float = 0.9, delta: float | None = None) -> None:
         self.alpha = huber_alpha
@@ -252,9 +255,6 @@ class Huber(Loss):
         if self._delta is None:
             raise DBoostError("huber's delta is chosen by the training rows: it is not known before the first iteration")
         return self._delta
-
-    def start(self, rows: InitialRows) -> np.ndarray:
-        return np.array([residual_quantile(rows.rows, self.level)])
 
     def with_statistic(self, statistic: float) -> Huber:
         return Huber(self.alpha, statistic)
@@ -273,7 +273,7 @@ class Huber(Loss):
         return stored if self._delta is None else stored | {"delta": self._delta}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        size = np.abs(y - raw)
+        size = np.abs(y - raw[0])
         inner = np.minimum(size, self.delta)
         return inner * (size - 0.5 * inner)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dboost.exact import exact_level, find_quantiles, rank_unit, ranks_of
-from dboost.losses.base import AllRows, Loss, PartOfRows
+from dboost.losses.base import BaseLoss, InitialRows, Link, PartOfRows, Start, Targets
 from dboost.losses.per_output import PerOutput
 from dboost.losses.quantile_losses import Quantile, next_residuals, residual_digits
 
@@ -38,29 +38,38 @@ class Quantiles(PerOutput):
         names = tuple(repr(float(level)) for level in self.levels)
         super().__init__([Quantile(level) for level in self.levels], names, ("target",), (0,) * len(names))
 
-    def with_parts(self, parts: Sequence[Loss]) -> Quantiles:
-        return Quantiles([part.level for part in parts])
+    def with_parts(self, parts: Sequence[BaseLoss]) -> Quantiles:
+        return Quantiles([part.leaves[0].level for part in parts])
 
-    def starts(self, rows: AllRows) -> np.ndarray:
-        unit = rank_unit(rows.max_weight, rows.n_rows)
+    @property
+    def targets(self) -> Targets:  # type: ignore[override]
+        return Targets(of_outputs=self.columns)
+
+    @property
+    def start(self) -> Start:  # type: ignore[override]
+        return Start(of_rows=self._quantiles_of_rows)
+
+    def _quantiles_of_rows(self, rows: InitialRows) -> np.ndarray:
+        unit = rank_unit(rows.rows.max_weight, rows.rows.n_rows)
         return find_quantiles(
-            lambda *digits: rows.merged(_digits_of_levels, np.add, unit, *digits),
-            lambda keys: rows.merged(_next_of_levels, np.minimum, keys),
+            lambda *digits: rows.rows.merged(_digits_of_levels, np.add, unit, *digits),
+            lambda keys: rows.rows.merged(_next_of_levels, np.minimum, keys),
             ranks_of(list(map(exact_level, self.levels)), 1),
             self.n_outputs,
         )
 
-    def invalid_targets(self, y: np.ndarray) -> None:
-        return None
+    @property
+    def link(self) -> Link:  # type: ignore[override]
+        return Link(to_prediction=_sorted, ordered=_sorted, output_names=self.output_names)
 
-    def ordered(self, raw: np.ndarray) -> np.ndarray:
-        return np.sort(raw, axis=0)
 
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        return np.sort(raw, axis=0)
+def quantile_loss(quantile: float | Sequence[float]) -> BaseLoss:
+    """Return the loss of one level, or of several."""
+    return Quantile(quantile) if isinstance(quantile, float | int) else Quantiles(quantile)
 
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return prediction
+
+def _sorted(raw: np.ndarray) -> np.ndarray:
+    return np.sort(raw, axis=0)
 
 
 # Before the first tree a row has the same score at all levels, so those that share the digits found so far share a pass.
@@ -78,11 +87,11 @@ def _next_of_levels(rows: PartOfRows, keys: np.ndarray) -> np.ndarray:
     return np.concatenate([next_residuals(alone, False, part) for part in keys.reshape(-1, 1)])
 
 
-def joined_losses(parts: Sequence[Loss], names: Sequence[str], targets: Any, columns: Any) -> PerOutput:
+def joined_losses(parts: Sequence[BaseLoss], names: Sequence[str], targets: Any, columns: Any) -> PerOutput:
     """Return the loss that consists of these, see `PerOutput`."""
-    levels = [part.level for part in parts]
+    levels = [part.leaves[0].level for part in parts]
     are_levels = targets is not None and len(targets) == 1 and all(isinstance(part, Quantile) for part in parts)
-    found = PerOutput(parts, names, targets, columns)
-    if are_levels and levels == sorted(set(levels)) and Quantiles(levels).to_dict() == found.to_dict():
+    joined = PerOutput(parts, names, targets, columns)
+    if are_levels and levels == sorted(set(levels)) and Quantiles(levels).to_dict() == joined.to_dict():
         return Quantiles(levels)
-    return found
+    return joined

@@ -19,8 +19,8 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.exact import unit_for
-from dboost.losses import Loss
-from dboost.losses.base import one_target
+from dboost.losses import BaseLoss
+from dboost.losses.base import target_column
 
 #: Largest number of rows of a piece, see `ScoredRows.pieces`.
 _PIECE_ROWS = 1 << 15
@@ -31,7 +31,7 @@ class LossMagnitude:
     """Bounds of the summed values: the same for all parts of an evaluation set, so that their exact sums can be merged.
 
     loss, error : about the largest loss of a row, and the largest distance of its target from the prediction; weight : the
-    largest weight; n_rows : of all parts; outputs : of each output of a loss with `Loss.parts`.
+    largest weight; n_rows : of all parts; outputs : of each output of a loss with `BaseLoss.parts`.
     """
 
     loss: float
@@ -61,23 +61,24 @@ class LossMagnitude:
 class ScoredRows:
     """Evaluation rows as a metric gets them.
 
-    target, weight (or None) : float64[n], of several columns target is float64[n_columns, n]; raw : float64[n] or
+    target, weight (or None) : float64[n], of several columns target is float64[n_columns, n]; raw :
     float64[n_outputs, n]; loss : the loss of the fit; block : the rows as a matrix, for metrics with `wants_block`.
     """
 
     target: np.ndarray
     raw: np.ndarray
     weight: np.ndarray | None
-    loss: Loss
+    loss: BaseLoss
     size: LossMagnitude
     block: np.ndarray | None = None
 
     def of_output(self, output: int) -> ScoredRows:
-        """Return the rows as those of one output alone of a loss with `Loss.parts`."""
+        """Return the rows as those of one output alone of a loss with `BaseLoss.parts`."""
         loss, size = self.loss, self.size
-        target = one_target(self.target, loss.columns[output])
+        target = target_column(self.target, loss.targets.of_outputs[output])
         size = size.outputs[output] if size.outputs else size
-        return ScoredRows(target, loss.ordered(self.raw)[output], self.weight, loss.parts[output], size, self.block)
+        raw = loss.link.ordered(self.raw)[output : output + 1]
+        return ScoredRows(target, raw, self.weight, loss.parts[output], size, self.block)
 
     def pieces(self) -> Iterator[ScoredRows]:
         """Yield the rows in pieces of about the same number, whose intermediate values take little memory."""
@@ -89,7 +90,7 @@ class ScoredRows:
             yield ScoredRows(self.target[..., rows], self.raw[..., rows], weight, self.loss, self.size)
 
     def parts(self) -> list[ScoredRows]:
-        """Return the rows for each of `Loss.parts`, else the rows themselves."""
+        """Return the rows for each of `BaseLoss.parts`, else the rows themselves."""
         return list(map(self.of_output, range(len(self.loss.parts)))) or [self]
 
 
@@ -270,7 +271,7 @@ def _for_users(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prediction_of(rows: ScoredRows) -> np.ndarray:
-    """Return the predicted numbers or probabilities of the rows, see `Loss.point`."""
+    """Return the predicted numbers or probabilities of the rows, see `BaseLoss.point`."""
     return rows.loss.point(rows.raw)
 
 

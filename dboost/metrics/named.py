@@ -55,7 +55,7 @@ import numpy as np
 from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum, total
-from dboost.losses import Gamma, Loss, Poisson
+from dboost.losses import BaseLoss, Gamma, Poisson
 from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
 
 #: Names of the metrics, with and without @k.
@@ -147,7 +147,7 @@ def ranking_metric(name: str, *, classes: bool) -> MetricReduction:
 
 def _chunk(k: int, of_ndcg: bool, classes: bool, rows: ScoredRows) -> _Ranking:
     # The raw score ranks two classes: probabilities near 1 are equal after rounding.
-    score, target, weight = rows.raw if classes else prediction_of(rows), rows.target, rows.weight
+    score, target, weight = rows.raw[0] if classes else prediction_of(rows), rows.target, rows.weight
     if weight is not None:
         counted = weight > 0
         score, target, weight = score[counted], target[counted], weight[counted]
@@ -341,7 +341,7 @@ def _class_weights(rows: ScoredRows) -> np.ndarray:
 def _predicted_class(rows: ScoredRows) -> np.ndarray:
     if rows.loss.n_outputs > 1:
         return rows.raw.argmax(axis=0)
-    return (rows.raw > rows.loss.even_score).astype(np.int64)
+    return (rows.raw[0] > rows.loss.link.even_score).astype(np.int64)
 
 
 def _confusion(rows: ScoredRows) -> np.ndarray:
@@ -395,7 +395,7 @@ _ByScore = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _scores(rows: ScoredRows) -> _ByScore:
     """Return the distinct scores of two classes."""
     weight = _class_weights(rows)
-    return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
+    return _by_score(rows.raw[0], weight * (rows.target == 0), weight * (rows.target == 1))
 
 
 def _scores_of_classes(rows: ScoredRows) -> list[_ByScore]:
@@ -460,7 +460,9 @@ def _accuracy(rows: ScoredRows) -> np.ndarray:
 
 def _log_loss(rows: ScoredRows) -> np.ndarray:
     """Return the log loss of the probabilities, of losses with another one."""
-    return rows.loss.log_losses(rows.target, rows.raw)
+    log_losses = rows.loss.link.log_losses
+    assert log_losses is not None
+    return log_losses(rows.target, rows.raw)
 
 
 def _twice_the_loss(rows: ScoredRows) -> np.ndarray:
@@ -494,7 +496,7 @@ _MANY_CLASSES = (
     _of_confusion("f1_weighted", _f1_weighted),
     *_OF_CLASSES,
 )
-#: Metrics that losses declare as their `own_metrics`, by name.
+#: Metrics that losses declare as their `Link.metrics`, by name.
 _OF_LOSSES = {
     metric.name: metric
     for metric in (
@@ -540,14 +542,14 @@ def _mean_of_outputs(metrics: Sequence[MetricReduction], chunks: list[Any]) -> f
     return sum(metric.finish(chunk) for metric, chunk in zip(metrics, chunks, strict=True)) / len(metrics)
 
 
-def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
-    """Return the metrics of a loss with `Loss.parts`.
+def _metrics_of_outputs(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
+    """Return the metrics of a loss with `BaseLoss.parts`.
 
     A named metric is the mean of its values for all outputs, and its value for one output is the metric "<name> of <output>".
     A `Metric` and a function of the user get targets and predictions of all outputs.
     """
 
-    def of_part(name: str, part: Loss) -> MetricReduction:
+    def of_part(name: str, part: BaseLoss) -> MetricReduction:
         return find_metrics(part.name if name == loss.name else name, part)[0]
 
     reductions: list[MetricReduction] = []
@@ -560,10 +562,10 @@ def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
             continue
         name, separator, output = spec.partition(" of ")
         if separator:
-            if output not in loss.output_names:
-                names = ", ".join(map(repr, loss.output_names))
+            if output not in loss.link.output_names:
+                names = ", ".join(map(repr, loss.link.output_names))
                 raise ParameterError(f"eval_metric {spec!r}: there is no output {output!r}, but {names}")
-            k = loss.output_names.index(output)
+            k = loss.link.output_names.index(output)
             metric = of_part(name, loss.parts[k])
             reductions.append(replace(metric, name=spec, spec=spec, chunk=partial(_chunk_of_output, k, metric)))
             continue
@@ -576,13 +578,13 @@ def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
                 partial(_merged_outputs, each),
                 partial(_mean_of_outputs, each),
                 spec=spec,
-                outputs=tuple(zip(loss.output_names, each, strict=True)),
+                outputs=tuple(zip(loss.link.output_names, each, strict=True)),
             )
         )
     return reductions
 
 
-def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
+def find_metrics(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
     """Return metrics: names, `Metric` records or functions of the rows (one, several, or None for the loss itself).
 
     A metric keeps the name by which it is asked for, which may be an alias.
@@ -594,17 +596,17 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     """
     if loss.parts:
         return _without_twins(_metrics_of_outputs(wanted, loss))
-    several = "target columns" if len(loss.target_columns) > 1 else "outputs"
-    has_one = len(loss.target_columns) == 1 and (loss.n_outputs == 1 or loss.is_classification or loss.predicts_one)
+    several = "target columns" if len(loss.targets.columns) > 1 else "outputs"
+    has_one = len(loss.targets.columns) == 1 and (loss.n_outputs == 1 or loss.targets.are_classes or loss.link.predicts_first)
     if not has_one and any(isinstance(spec, str) and spec != loss.name for spec in _specs(wanted, loss.name)):
         raise ParameterError(
             f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give a "
             "function of y, prediction and weight, or a dboost.metrics.Metric"
         )
     mean_loss = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
-    others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (mean_loss, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}
-    ranked = () if loss.is_classification and loss.n_outputs > 1 else _RANKING
+    others = _NUMBERS if not loss.targets.are_classes else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
+    known = {metric.name: metric for metric in (mean_loss, *(_OF_LOSSES[name] for name in loss.link.metrics), *others)}
+    ranked = () if loss.targets.are_classes and loss.n_outputs > 1 else _RANKING
     reductions: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
         if isinstance(spec, Metric | RowsOf):
@@ -614,7 +616,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
         elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:
             reductions.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
         elif isinstance(spec, str) and spec.partition("@")[0] in ranked:
-            reductions.append(replace(ranking_metric(spec, classes=loss.is_classification), spec=spec))
+            reductions.append(replace(ranking_metric(spec, classes=loss.targets.are_classes), spec=spec))
         else:
             choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
             near = get_close_matches(

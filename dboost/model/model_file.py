@@ -346,7 +346,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any
     _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
-    own = next(known.n_outputs for known in losses.BUILT_IN if known.name == loss["name"])
+    own = next(len(known.leaves) for known in losses.BUILT_IN if known.name == loss["name"])
     _check(n_outputs in (1, own) or has_classes is not False, "there are several outputs but no classes")
     for name, option in loss.items():
         is_number = type(option) in (int, float) and abs(option) < math.inf
@@ -360,7 +360,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any
         made = losses.from_dict(loss)
     except (TypeError, ValueError) as error:
         raise InvalidModel(f"the loss {loss['name']!r} cannot be created from its parameters: {error}") from None
-    _check(has_classes in (None, made.is_classification), f"the loss {made.name!r} and the classes do not fit")
+    _check(has_classes in (None, made.targets.are_classes), f"the loss {made.name!r} and the classes do not fit")
     return loss
 
 

@@ -19,7 +19,7 @@ from dboost.errors import ParameterError
 from dboost.schema import Level
 
 if TYPE_CHECKING:
-    from dboost.losses import Loss
+    from dboost.losses import BaseLoss, Loss
 
 
 class OutputForm(NamedTuple):
@@ -60,7 +60,7 @@ class Outputs:
     offset_outputs: ClassVar[slice] = slice(None)
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> BaseLoss:
         """The loss; ParameterError if it is user-defined and not known in this process."""
         from dboost import losses  # imports compiled kernels, which names and raw scores do not need
 
@@ -153,7 +153,7 @@ class Outputs:
 
     def linked(self, raw: np.ndarray) -> np.ndarray:
         """Return the inverse link of raw scores, in the same shape."""
-        return self.loss.inverse_link(raw.T).T if self.n > 1 else self.loss.inverse_link(raw[:, 0])[:, None]
+        return self.loss.link.to_prediction(raw.T).T
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
         """Return predictions: numbers or classes [n]."""
@@ -188,7 +188,7 @@ class Outputs:
 
     def in_range(self, bounds: np.ndarray) -> np.ndarray:
         """Return the bounds of intervals, at least 0 where targets cannot be negative."""
-        return np.maximum(bounds, 0.0) if self.loss.target_range else bounds
+        return np.maximum(bounds, 0.0) if self.loss.targets.valid else bounds
 
     def interval_means(self, raw: np.ndarray) -> np.ndarray:
         """Return what intervals follow from, and is averaged over models: float64[n], or [n, m]."""
@@ -214,7 +214,7 @@ class Outputs:
 
     def label(self, scale: str = "raw") -> str:
         """Return the label of an axis that shows raw scores or predictions. scale : "raw" or "prediction"."""
-        is_raw = scale == "raw" and not np.array_equal(self.loss.inverse_link(np.array([0.25, 2.0])), [0.25, 2.0])
+        is_raw = scale == "raw" and not np.array_equal(self.loss.link.to_prediction(np.array([[0.25, 2.0]])), [[0.25, 2.0]])
         return "raw score (logarithm of the prediction)" if is_raw else "prediction"
 
 
@@ -267,9 +267,9 @@ class ClassOutputs(Outputs):
 
     def label(self, scale: str = "raw") -> str:
         of_second = "" if self.n > 1 else f" of {self.names[0]}"
-        if scale == "prediction" or self.loss.scores_are_probabilities:
+        if scale == "prediction" or self.loss.link.are_probabilities:
             return f"probability{of_second}"
-        return f"log odds{of_second}" if self.n == 1 and self.loss.response_factor == 1.0 else f"raw score{of_second}"
+        return f"log odds{of_second}" if self.n == 1 and self.loss.link.factor == 1.0 else f"raw score{of_second}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +304,7 @@ class SeveralOutputs(Outputs):
     @property
     def is_classification(self) -> bool:
         """Whether every output is a label, 0 or 1."""
-        return "losses" in self.stored_loss and all(part.is_classification for part in self.loss.parts)
+        return "losses" in self.stored_loss and all(part.targets.are_classes for part in self.loss.parts)
 
     def require_probabilities(self) -> None:
         if not self.is_classification:
@@ -321,8 +321,8 @@ class SeveralOutputs(Outputs):
     def finish(self, raw: np.ndarray) -> np.ndarray:
         scores = self.linked(raw)
         for k, part in enumerate(self.loss.parts):
-            if part.is_classification:
-                scores[:, k] = raw[:, k] > part.even_score
+            if part.targets.are_classes:
+                scores[:, k] = raw[:, k] > part.link.even_score
         return np.ascontiguousarray(scores, self.dtype)
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
@@ -371,7 +371,7 @@ class NormalOutputs(SeveralOutputs):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        return self.loss.output_names
+        return self.loss.link.output_names
 
     @property
     def linked_names(self) -> list[Any]:

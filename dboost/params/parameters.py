@@ -320,7 +320,7 @@ def is_for_classes(loss: Any) -> bool:
     """Whether a loss, or the built-in one of that name, is for classes."""
     from dboost.losses import BUILT_IN
 
-    return getattr(loss, "is_classification", False) or any(one.name == loss and one.is_classification for one in BUILT_IN)
+    return getattr(loss, "is_classification", False) or any(kind.name == loss and kind.targets.are_classes for kind in BUILT_IN)
 
 
 def _loss_of_options() -> dict[str, str]:

@@ -383,7 +383,7 @@ class PreparedRows:
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 if "offset" in rows:
-                    raw[spec.target.loss.offset_outputs] += rows["offset"]
+                    raw[spec.target.loss.link.offset_outputs] += rows["offset"]
             if start.model is not None and start.resumes:
                 # The files lack the iterations that the fit has grown before it was interrupted.
                 flat = FlatEnsemble(start.model) if flat is None else flat

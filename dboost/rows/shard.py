@@ -35,7 +35,7 @@ from dboost.kernels import or_empty
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
 from dboost.kernels.rows import select_rows
-from dboost.losses.base import one_target
+from dboost.losses.base import target_column
 from dboost.losses.gradient_noise import GradientNoise, noise_of
 from dboost.losses.gradient_pass import PassScratch
 from dboost.losses.gradient_stats import GradientStats
@@ -305,9 +305,9 @@ class Shard:
         return self.fields["target"][..., rows].astype(np.float64, copy=False)
 
     def target_of(self, output: int) -> np.ndarray:
-        """Return the targets of one output, see `Loss.columns`: float64[n]."""
+        """Return the targets of one output, see `losses.base.Targets`: float64[n]."""
         column = self.spec.columns[output] if self.spec.columns else 0
-        return one_target(self.fields["target"], column).astype(np.float64, copy=False)
+        return target_column(self.fields["target"], column).astype(np.float64, copy=False)
 
     @property
     def n_trained(self) -> int:

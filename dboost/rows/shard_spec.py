@@ -39,8 +39,8 @@ class ShardSpec:
     max_leaves: int
     n_outputs: int = 1
     width: int = 1  # values per leaf: 1, or n_outputs, then one tree grows by gradients along a direction
-    n_targets: int = 1  # number of target columns, see `Loss.target_columns`
-    columns: tuple[int, ...] = ()  # the target column of each output of a loss with parts, see `Loss.columns`
+    n_targets: int = 1  # number of target columns, see `losses.base.Targets`
+    columns: tuple[int, ...] = ()  # the target column of each output of a loss with parts, see `losses.base.Targets`
     weighted: bool = False  # False when all weights are 1
     #: The weights are integers of at most 255: each row counts that many times, with the gradient of a single such row.
     #: Otherwise weights are multiplied into gradients and Hessians.

@@ -50,7 +50,7 @@ from dboost.kernels.quantile_keys import (
     next_keys,
 )
 from dboost.kernels.rows import sum_by_leaf
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.losses.base import PartOfRows
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.shard import Shard
@@ -277,7 +277,7 @@ gradient_products = Statistic(_gradient_products, np.add)
 
 
 def _line_slopes(
-    shard: Shard, first: int, last: int, subset: RowSubset, loss: Loss, values: np.ndarray, at: float
+    shard: Shard, first: int, last: int, subset: RowSubset, loss: BaseLoss, values: np.ndarray, at: float
 ) -> tuple[int | None, int | None]:
     """Return the first and second derivative of the loss along a tree, at F + at · (leaf value), as exact totals.
 

@@ -31,7 +31,6 @@ from dboost.data.tables.open_table import read_table
 from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
-from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble, averaged
@@ -115,7 +114,7 @@ class EvalRows:
                 at, offset = self.rows[first:last] - begin, self.table.roles(k).offset
                 raw = np.repeat(spec.baseline[:, None], last - first, axis=1)
                 if offset is not None:
-                    raw[spec.target.loss.offset_outputs] += offset[at]
+                    raw[spec.target.loss.link.offset_outputs] += offset[at]
                 weight = np.ones(last - first) if self.weight is None else self.weight[first:last]
                 yield {"target": self.target_of(k)[..., at], "weight": weight, "raw": raw}
             begin += length
@@ -136,7 +135,7 @@ class EvalRows:
                 weight = None if self.weight is None else self.weight[at : at + n]
             raw = np.repeat(baseline[:, None], n, axis=1)
             if offset is not None:
-                raw[spec.target.loss.offset_outputs] += offset
+                raw[spec.target.loss.link.offset_outputs] += offset
             of_trees = {}
             if flat is not None:
                 block = matrix_of(piece.chunk)
@@ -259,7 +258,7 @@ class EvalSet:
         raw = fields["raw"]
         if self._n_before is not None:
             raw = averaged(raw, fields["tree_sum"], self._n_before + self.n_trees * self._width // len(raw))
-        return ScoredRows(fields["target"], loss_scores(raw), fields.get("weight"), self.loss, self._size, block=self._block)
+        return ScoredRows(fields["target"], raw, fields.get("weight"), self.loss, self._size, block=self._block)
 
     def save_state(self) -> None:
         """Save the current raw scores."""

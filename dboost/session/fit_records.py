@@ -67,8 +67,8 @@ class BuildSpec:
     target: Target  # loss and classes; contains no rows
     baseline: np.ndarray  # float64[n_outputs]
     warm_start: WarmStart  # the model whose trees are included in the first scores
-    #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.leaf_values.TargetStats`;
-    #: for each of `Loss.parts`.
+    #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.target_stats.TargetStats`;
+    #: for each of `BaseLoss.parts`.
     magnitudes: tuple[tuple[float, float], ...]
     numbers: RowNumbers = RowNumbers({}, 0)  # set by the sessions: they may train on rows that they have not read
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
@@ -82,7 +82,7 @@ class BuildSpec:
     #: Trees that grow at the same time in a process, of the folds that share codes (`rows.shared_codes`); None if the session
     #: knows it (`Session.use_threads`).
     n_growing: int | None = None
-    unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+    unit: float = 1.0  # of targets and raw scores in shards, see `training.target_stats.TargetStats`
     subsample: float = 1.0  # of the trees of a forest, see `trees.tree_means`
     needs_values: bool = False  # whether a metric needs the raw values of evaluation sets
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.

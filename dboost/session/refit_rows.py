@@ -15,7 +15,7 @@ from dboost.data.columns.chunk import plain
 from dboost.data.columns.roles import kept_rows
 from dboost.data.tables.table import Table
 from dboost.errors import DataError
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model.ensemble import Ensemble
 from dboost.rows.block_file import Field
 from dboost.rows.encoded_store import EncodedStore
@@ -60,7 +60,7 @@ def _check_finite(table: Table, k: int, values: np.ndarray) -> None:
         raise DataError(f"column {table.features[feature].name!r} holds an infinite value ({where})").at(where)
 
 
-def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: float) -> ShardSpec:
+def refit_shard_spec(model: Ensemble, loss: BaseLoss, *, weighted: bool, loss_unit: float) -> ShardSpec:
     """Return the properties of shards without codes."""
     layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
     return ShardSpec(
@@ -69,8 +69,8 @@ def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: 
         max(tree.n_leaves for tree in model.trees),
         n_outputs=model.n_outputs,
         width=model.width,
-        n_targets=len(loss.target_columns),
-        columns=loss.columns,
+        n_targets=len(loss.targets.columns),
+        columns=loss.targets.of_outputs,
         weighted=weighted,
         constant_hessian=loss.constant_hessian and not weighted,
         loss_unit=loss_unit,

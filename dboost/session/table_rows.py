@@ -125,7 +125,7 @@ class BatchRows:
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 if roles.offset is not None:
-                    raw[spec.target.loss.offset_outputs] += roles.offset[here]
+                    raw[spec.target.loss.link.offset_outputs] += roles.offset[here]
             if flat is not None:
                 add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
             fields = {"target": spec.in_unit(roles.numbers[..., here]), "raw": spec.in_unit(raw)}
@@ -265,7 +265,7 @@ class BatchRows:
         warm_start = spec.warm_start
         if self.start_scores is None:
             loss = spec.target.loss
-            return starting_scores(spec.baseline, loss.offset_outputs, warm_start, self.table, positions, self.n_threads)
+            return starting_scores(spec.baseline, loss.link.offset_outputs, warm_start, self.table, positions, self.n_threads)
         raw = self.start_scores[..., kept_range].copy()
         add_trees(raw, warm_start, self.table, positions, self.n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw

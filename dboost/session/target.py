@@ -25,7 +25,7 @@ from dboost.data.kinds.table_kinds import names_of_table
 from dboost.data.tables.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
-from dboost.losses import Loss, PerOutput, auto_loss, by_name
+from dboost.losses import BaseLoss, Loss, PerOutput, as_loss, auto_loss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
@@ -37,7 +37,7 @@ _log = logging.getLogger("dboost")
 class Target:
     """The loss and the classes. Encoded targets are float64, for classes 0, 1, 2, …"""
 
-    loss: Loss
+    loss: BaseLoss
     classes: tuple[Level, ...] | None
     classes_dtype: str | None
 
@@ -50,20 +50,20 @@ class Target:
     def is_classification(self) -> bool:
         """Whether the target holds classes, or every one of several targets labels."""
         parts = self.loss.parts
-        return self.classes is not None or (len(parts) > 0 and all(part.is_classification for part in parts))
+        return self.classes is not None or (len(parts) > 0 and all(part.targets.are_classes for part in parts))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """What the columns of the target are."""
-        return self.loss.target_columns
+        return self.loss.targets.columns
 
     def zeros(self, n: int) -> np.ndarray:
         """Return targets of rows that do not count: float64[n], or [n_columns, n]."""
         return np.zeros(n if len(self.columns) == 1 else (len(self.columns), n))
 
     def location(self, y: np.ndarray) -> np.ndarray:
-        """Return one number for each encoded target: float64[n]; see `Loss.target_location`."""
-        return self.loss.target_location(y)
+        """Return one number for each encoded target: float64[n]; see `Targets.location`."""
+        return self.loss.targets.locations(y)
 
 
 def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
@@ -102,7 +102,7 @@ def continued(work: Callable[[], Any]) -> Any:
         raise DataError(f"the data do not continue the model: {error}") from error
 
 
-def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
+def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> BaseLoss:
     """Return the loss of that name, with its own parameters.
 
     Raises
@@ -117,22 +117,21 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     return _checked(parameters, _made(parameters, name, n_classes))
 
 
-def _made(parameters: Parameters, given: str | Loss, n_classes: int = 2) -> Loss:
+def _made(parameters: Parameters, given: str | Loss, n_classes: int = 2) -> BaseLoss:
     """Return the loss of a name, or the user's."""
-    if not isinstance(given, str):
-        return given.for_classes(n_classes)
-    if isinstance(parameters.loss, Loss):
-        return parameters.loss.for_classes(n_classes)
-    return by_name(given, n_classes, **vars(parameters))
+    custom = parameters.loss if isinstance(given, str) else given
+    if isinstance(custom, Loss):
+        return as_loss(custom).for_classes(n_classes)
+    return by_name(str(given), n_classes, **vars(parameters))
 
 
-def _checked(parameters: Parameters, loss: Loss) -> Loss:
+def _checked(parameters: Parameters, loss: BaseLoss) -> BaseLoss:
     if parameters.influence_trimming is not None and not loss.can_trim:
         raise ParameterError(f"influence_trimming is for loss='log_loss', not for loss={loss.name!r}")
     return loss
 
 
-def loss_of_targets(parameters: Parameters, names: Sequence[str], auto: str = "squared_error") -> Loss:
+def loss_of_targets(parameters: Parameters, names: Sequence[str], auto: str = "squared_error") -> BaseLoss:
     """Return the loss of several targets.
 
     names : of the targets; auto : the loss that "auto" stands for.
@@ -149,13 +148,13 @@ def loss_of_targets(parameters: Parameters, names: Sequence[str], auto: str = "s
     return _checked(parameters, PerOutput([_made(parameters, one) for one in each], names))
 
 
-def check_range(loss: Loss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
+def check_range(loss: BaseLoss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
     """Raise DataError, with the place of the first row, if targets (float64[n] or [n_columns, n]) are invalid for the loss."""
-    wrong = loss.invalid_targets(values)
+    wrong = loss.targets.invalid_rows(values)
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
         where = place(row)
-        raise DataError(f"{loss.refusal(values[..., row])} in {where}").at(where)
+        raise DataError(f"{loss.targets.refusal(loss.name, values[..., row])} in {where}").at(where)
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
@@ -195,7 +194,8 @@ def encode_column(
     is_bool : bool, default False
         Whether the user's target holds truth values.
     """
-    target.loss.check_columns(n_columns_of(column))  # as `choose_target`, which is not asked if a model or classes are given
+    # As `choose_target`, which is not asked if a model or classes are given.
+    target.loss.targets.check_columns(target.loss.name, n_columns_of(column))
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
@@ -362,11 +362,11 @@ _LIKE_CLASSES = range(3, 51)
 
 
 def _tell_choice(
-    loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str, of_classes: str
+    loss: BaseLoss, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str, of_classes: str
 ) -> None:
     """Log which loss "auto" stands for, and warn if the target may be meant otherwise. of_classes : the loss for classes."""
     n = len(values) if classes is None else len(classes)
-    kind = f"{n} classes" if loss.is_classification else "numbers"
+    kind = f"{n} classes" if loss.targets.are_classes else "numbers"
     _log.info("loss='auto' is %r: the target holds %s", loss.name, kind)
     if classes is not None:
         from dboost.data.columns.numbers_as_text import hint
@@ -375,7 +375,7 @@ def _tell_choice(
         if how:
             warn(f"the target holds text and is taken as {n} classes: give loss={of_classes!r} to say so{how}")
         return
-    if loss.is_classification:
+    if loss.targets.are_classes:
         return
     is_integer = np.issubdtype(np.dtype(dtype), np.integer)
     if n == 2 or (n in _LIKE_CLASSES and is_integer):
@@ -419,12 +419,12 @@ def _known_names(target: Any, n_columns: int) -> list[str]:
     return list(map(str, names)) if len(names) == n_columns else []
 
 
-def check_order_of_targets(given: Any, loss: Loss) -> None:
+def check_order_of_targets(given: Any, loss: BaseLoss) -> None:
     """Raise a DataError if a target column has the name of a column of the loss, but another place.
 
     given : names of columns (see `with_named_targets`), or a table. Columns of other names are those at their places.
     """
-    wanted = list(loss.target_columns)
+    wanted = list(loss.targets.columns)
     names = _known_names(given, len(wanted)) if len(wanted) > 1 else []
     if any(name in wanted and name != own for name, own in zip(names, wanted, strict=False)):
         raise DataError(
@@ -442,7 +442,7 @@ def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:
 
 def _is_for_each(loss: Any) -> bool:
     """Whether a value of the parameter `loss` means a loss for each of several target columns."""
-    return not isinstance(loss, Loss) or (loss.n_outputs == 1 and len(loss.target_columns) == 1)
+    return not isinstance(loss, Loss) or (loss.n_outputs == 1 and len(loss.targets.columns) == 1)
 
 
 def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: Any = None) -> Target:
@@ -472,10 +472,10 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
             _log.info("loss='auto' is %r for each of %d targets, which hold %s", loss_name, len(names), kind)
         return Target(loss_of_targets(parameters, names, loss_name), None, None)
     loss = loss_for(parameters, loss_name)
-    loss.check_columns(scan.n_columns)
+    loss.targets.check_columns(loss.name, scan.n_columns)
     if is_auto:
         _tell_choice(loss, classes, values, dtype, name, auto_loss(True, of_forest=parameters.is_forest))
-    if not loss.is_classification:
+    if not loss.targets.are_classes:
         if classes is not None:
             from dboost.data.columns.numbers_as_text import hint
 

@@ -27,7 +27,7 @@ from dboost.data.columns.labels import listed
 from dboost.data.columns.roles import rows_of
 from dboost.data.columns.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
-from dboost.losses import BUILT_IN, Loss, from_dict, keywords_of
+from dboost.losses import BUILT_IN, BaseLoss, Loss, from_dict, keywords_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.params import FOREST
 from dboost.schema import Feature
@@ -298,7 +298,7 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
     check_loss(model, target.loss)
 
 
-def check_loss(model: Ensemble, loss: Loss) -> None:
+def check_loss(model: Ensemble, loss: BaseLoss) -> None:
     """Raise DataError if the loss is not the loss of the model that is continued."""
     if not loss.is_stored_as(model.loss):
         raise DataError(f"the model to continue was trained with {_shown_loss(model.loss)}, not {_shown_loss(loss.to_dict())}")

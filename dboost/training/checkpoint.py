@@ -42,7 +42,7 @@ from dboost.files.filesystem import filesystem_of
 from dboost.files.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.files.lease import Lease
 from dboost.files.path_text import path_text
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
@@ -493,7 +493,7 @@ def _name_of_trees(first: int, last: int) -> str:
     return f"trees-{first:06d}-{last:06d}.json"
 
 
-def describe_data(binning: Binning, loss: Loss, n_rows: int, n_bites: int | None, sums: Sequence[int]) -> dict[str, Any]:
+def describe_data(binning: Binning, loss: BaseLoss, n_rows: int, n_bites: int | None, sums: Sequence[int]) -> dict[str, Any]:
     """Return the identity of the data: number of rows, fingerprints, split points, categories and the loss.
 
     n_bites : number of arcbites, None without them; sums : see `merged_fingerprint`.

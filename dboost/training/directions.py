@@ -45,7 +45,7 @@ class Directions:
     ----------
     n_outputs : int
     of_classes : bool
-        See `Loss.has_classes`.
+        See `BaseLoss.has_classes`.
     seed : int
     scales : float64[n_outputs], optional
         Factors of the outputs' gradients. Default: 1 each.

@@ -22,7 +22,7 @@ import numpy as np
 from dboost.data.columns.binning import Binning, columns_at_once, distinct_values, exact_binning
 from dboost.data.tables.eval_tables import named_in_messages
 from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
@@ -43,7 +43,6 @@ from dboost.training.binned_data import check_thresholds, refuse_other_proposals
 from dboost.training.callbacks import Callback, StoppingRule
 from dboost.training.fit_result import OBSERVERS, FitObserver, FitResult
 from dboost.training.history import OUT_OF_BAG
-from dboost.training.leaf_values import Sizes, output_scales, sizes_of, target_stats
 from dboost.training.loop import BoostingLoop, all_rows, assemble
 from dboost.training.plan import (
     FitPlan,
@@ -66,6 +65,7 @@ from dboost.training.plan import (
     with_own_metrics,
 )
 from dboost.training.split_limits import why_no_split
+from dboost.training.target_stats import Sizes, output_scales, sizes_of, target_stats
 from dboost.trees.fit_trees import TreesSoFar
 
 _log = logging.getLogger("dboost")
@@ -116,7 +116,7 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
         seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
         plan = replace(plan, bites=reduce(np.logical_or, ask(bites_with_rows, seed, n_bites)))
     loss = plan.target.loss
-    if plan.shard.width > 1 and (loss.parts or not loss.is_classification):  # targets have their own units, classes one
+    if plan.shard.width > 1 and (loss.parts or not loss.targets.are_classes):  # targets have their own units, classes one
         plan = replace(plan, output_scales=output_scales(loss, ask, stats.baseline))
     model_file.check(plan.empty)  # now rather than after hours of training
     return plan
@@ -167,7 +167,7 @@ def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Fea
     for eval_set in request.eval_sets:
         with named_in_messages(eval_set.name):
             check_order_of_targets(eval_set.roles.get("target"), target.loss)
-    if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
+    if target.loss.link.are_probabilities and request.roles.get("offset") is not None:
         raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     return target
 
@@ -272,7 +272,7 @@ def describe(request: FitRequest, parameters: Parameters, target: Target, sessio
 Described = tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[Sizes]]
 
 
-def described_rows(rows: BatchRows, loss: Loss, seed: int) -> Described:
+def described_rows(rows: BatchRows, loss: BaseLoss, seed: int) -> Described:
     """Return what `describe` asks a session for, in one call."""
     return reference_values(rows, seed), rows.map_rows(sizes_of, (loss,))
 

@@ -29,7 +29,7 @@ from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Column
 from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
-from dboost.losses import Loss, PerOutput
+from dboost.losses import BaseLoss
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.rows.row_sample import derive_seed, hash_rows
@@ -231,7 +231,7 @@ def warn_of_classes(folds: Sequence[FoldRows], targets: Column) -> None:
         warn(f"class {names[code]!r} has {rows}: {' and '.join(lacks)}; give fewer folds, or leave the class out")
 
 
-def usable_folds(folds: list[FoldRows], targets: Column, loss: Loss) -> list[FoldRows]:
+def usable_folds(folds: list[FoldRows], targets: Column, loss: BaseLoss) -> list[FoldRows]:
     """Return the folds whose training rows have targets that the loss can begin with; warn of the others.
 
     Raises
@@ -239,8 +239,8 @@ def usable_folds(folds: list[FoldRows], targets: Column, loss: Loss) -> list[Fol
     DataError
         If there is none.
     """
-    losses = loss.parts if isinstance(loss, PerOutput) else (loss,)
-    columns = [column for column, part in enumerate(losses) if part.target_range == "non-negative"]
+    losses = loss.parts or (loss,)
+    columns = [column for column, part in enumerate(losses) if part.targets.valid == "non-negative"]
     if not columns or isinstance(targets, CategoryColumn):
         return folds
     is_positive = np.atleast_2d(targets)[columns] > 0

@@ -40,9 +40,10 @@ from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
 from dboost.training.binned_data import DatasetDescription
 from dboost.training.fit import describe, interruptible_reading, learn_target, load
-from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
+from dboost.training.leaf_values import LeafEstimator
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
+from dboost.training.target_stats import TargetStats, in_units_of, target_stats
 from dboost.trees.fit_trees import TreesSoFar
 
 

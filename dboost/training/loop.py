@@ -33,10 +33,11 @@ from dboost.training.callbacks import Callback, Iteration
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.directions import Directions
 from dboost.training.history import appended, metrics_of, of_model
-from dboost.training.leaf_values import LeafEstimator, in_units_of
+from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import FitPlan
 from dboost.training.rates import Rates
 from dboost.training.scores import Scores, diverged
+from dboost.training.target_stats import in_units_of
 from dboost.training.tasks import Tasks
 from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import FitTree, TreesSoFar
@@ -269,7 +270,7 @@ class BoostingLoop:
             values = self.leaf_estimator.values_of_outputs(sums, task.row_subset)
         if task.direction is not None:
             unit = self.parameters.learning_rate * task.scales[1] / task.scales[0]
-            values = tree.within_bounds(values, unit * self.loss.of_output(task.output).score_unit)
+            values = tree.within_bounds(values, unit * self.loss.leaves[task.output].score_unit)
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise diverged(iteration)
         self._has_split |= tree.n_nodes > 1

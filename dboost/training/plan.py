@@ -48,7 +48,7 @@ from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.kernels.threads import available_threads
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file
@@ -86,7 +86,7 @@ from dboost.training.binned_data import DatasetDescription
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
-from dboost.training.leaf_values import Sizes, TargetStats
+from dboost.training.target_stats import Sizes, TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, FeatureConstraints, GrowthPolicy
 
@@ -333,7 +333,7 @@ def bite_bytes(spec: ShardSpec, n_rows: int, n_bites: int) -> int:
     return resident_bytes(spec, largest) + 8 * largest
 
 
-def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Loss) -> np.ndarray | None:
+def directions_of(parameters: Parameters, features: Sequence[Feature], loss: BaseLoss) -> np.ndarray | None:
     """Return `monotonic_cst` as int8[n_features]; None without constraints.
 
     Raises
@@ -370,7 +370,7 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Los
             raise ParameterError(f"Categorical features cannot have monotonic constraints: remove that of {name!r}")
     if not any(values):
         return None
-    if not loss.is_monotonic:
+    if not any(leaves.is_monotonic for leaves in loss.leaves):
         raise ParameterError(
             "monotonic constraints are not supported for multiclass classification: the probabilities cannot all rise"
         )
@@ -418,7 +418,7 @@ LEAST = 0.1
 
 
 def with_damped_steps(parameters: Parameters, unexplained: float) -> Parameters:
-    """Return the parameters with damped steps. unexplained : see `training.leaf_values.TargetStats`."""
+    """Return the parameters with damped steps. unexplained : see `training.target_stats.TargetStats`."""
     factor = LEAST if not math.isfinite(unexplained) else min(max(min(max(unexplained, 0.0), 2.0) ** 2 / 2, LEAST), 1.0)
     return replace(
         parameters,
@@ -690,13 +690,14 @@ def make_plan(
         bin_layout=bin_layout,
         n_outputs=loss.n_outputs,
         width=width_of(parameters, loss),
-        n_targets=len(loss.target_columns),
-        columns=loss.columns,
+        n_targets=len(loss.targets.columns),
+        columns=loss.targets.of_outputs,
         weighted=rows.weighted,
         integer_weights=max_weight is not None,
         constant_hessian=constant_hessian,
         weights_as_hessian=weights_as_hessian,
-        steady_gradients=loss.is_piecewise_linear and request.budget is None,  # needs bytes that no budget counts
+        steady_gradients=all(leaves.statistic == "quantile" for leaves in loss.leaves)
+        and request.budget is None,  # needs bytes that no budget counts
         max_leaves=policy.max_leaves,
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
@@ -731,12 +732,12 @@ def make_plan(
     )
 
 
-def width_of(parameters: Parameters, loss: Loss) -> int:
+def width_of(parameters: Parameters, loss: BaseLoss) -> int:
     """Return the number of values per leaf."""
     return loss.n_outputs if parameters.multi_strategy == "multi_output_tree" else 1
 
 
-def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:
+def check_width(model: Ensemble, parameters: Parameters, loss: BaseLoss) -> None:
     """Raise a ParameterError if the trees of a model that is continued have another number of values per leaf."""
     if model.width != width_of(parameters, loss):
         strategies = "one_output_per_tree", "multi_output_tree"
@@ -747,9 +748,9 @@ def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:
         )
 
 
-def _is_compiled(loss: Loss) -> bool:
+def _is_compiled(loss: BaseLoss) -> bool:
     """Whether nothing but the compiled pass over the rows reads the targets of a loss in every iteration."""
-    return loss.leaf_statistic == "newton" and loss.terms() is not None
+    return loss.leaves[0].statistic == "newton" and loss.terms() is not None
 
 
 def requested(

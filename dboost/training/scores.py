@@ -110,7 +110,7 @@ class Scores:
 
 def _score_of(target: Target) -> tuple[str, ...]:
     """Return the score of out-of-bag predictions beside their loss; none if some targets are numbers and some labels."""
-    if any(part.is_classification for part in target.loss.parts) and not target.is_classification:
+    if any(part.targets.are_classes for part in target.loss.parts) and not target.is_classification:
         return ()
     return ("accuracy",) if target.is_classification else ("r2",)
 

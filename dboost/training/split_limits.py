@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.display import number
-from dboost.training.leaf_values import LEAST_SPREAD
+from dboost.training.target_stats import LEAST_SPREAD
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import TreeTask
 

@@ -12,8 +12,9 @@ from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_sample import FEATURES, Sample, derive_seed
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.session.sessions import Sessions
-from dboost.training.leaf_values import LeafEstimator, in_units_of
+from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import FitPlan
+from dboost.training.target_stats import in_units_of
 from dboost.trees.tree_task import TreeTask, follow_sums, split_params_of
 
 
@@ -61,14 +62,14 @@ class Tasks:
         n = self._sessions.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
         exact_h = 1.0 if self._plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        loss = self._loss.of_output(output)
-        direction = self._plan.direction if loss.is_monotonic else None
-        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, loss) else None
+        leaves = self._loss.leaves[output]
+        direction = self._plan.direction if leaves.is_monotonic else None
+        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, leaves) else None
         split_params = split_params_of(
             parameters,
             precision.count_channel,
             scales,
-            None if max_step is None else max_step / loss.step_factor,
+            None if max_step is None else max_step / leaves.step_factor,
             is_bounded=direction is not None,
             noise=0.0 if stats.noise is None else stats.noise[output].ratio,
         )

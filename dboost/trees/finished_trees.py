@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from dboost.data.columns.binning import Binning
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.trees.fit_trees import FitTree
@@ -32,7 +32,7 @@ from dboost.trees.tree_task import (
 _NODES_TOGETHER = 1 << 16
 
 
-def finished_trees(trees: Sequence[FitTree], binning: Binning, parameters: Parameters, loss: Loss) -> list[Tree]:
+def finished_trees(trees: Sequence[FitTree], binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
     """Return the trees of a model; those of one fit, which have all one value per leaf or all several."""
     found, some, n_nodes = [], [], 0
     for tree in trees:
@@ -85,7 +85,7 @@ class _Nodes:
         """Return a number of each tree for all of its nodes."""
         return np.repeat([of(one) for one in self.trees], self.sizes)
 
-    def finished(self, binning: Binning, parameters: Parameters, loss: Loss) -> list[Tree]:
+    def finished(self, binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
         """Return the trees."""
         order, is_split = self.order, self.is_split
         right = np.where(is_split, self.position[np.where(is_split, self.child + 1, 0)], -1)
@@ -135,7 +135,7 @@ class _Nodes:
                 found[self.position[first + node]] = np.flatnonzero(levels).astype(np.int32)
             yield tuple(found)
 
-    def _sums_and_values(self, parameters: Parameters, loss: Loss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _sums_and_values(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the cover, values and gains of all nodes: float64[n_nodes], values of several outputs [n_nodes, n_outputs]."""
         if self.parts[0].sums.ndim == 3:
             return self._of_outputs(parameters, loss)
@@ -144,9 +144,9 @@ class _Nodes:
         kinds = self._of_nodes(lambda one: self._kinds[one.model_part.learning_rate, one.output])
         for (rate, output), kind in self._kinds.items():
             nodes = slice(None) if len(self._kinds) == 1 else np.flatnonzero(kinds == kind)
-            at_rate, of_output = _at_rate(parameters, rate), loss.of_output(output)
-            values[nodes] = leaf_values(sums[nodes], at_rate, of_output)
-            follow[nodes] = follow_sums(at_rate, of_output)
+            at_rate, leaves = _at_rate(parameters, rate), loss.leaves[output]
+            values[nodes] = leaf_values(sums[nodes], at_rate, leaves)
+            follow[nodes] = follow_sums(at_rate, leaves)
         self._set_values(values, self._joined(lambda one: one.leaf_values), follow)
         gain = np.concatenate([part.gain for part in self.parts])
         return sums[:, 1], values, -gain * self._of_nodes(lambda one: one.model_part.gain_unit)
@@ -169,7 +169,7 @@ class _Nodes:
             sums[splits] = sums[left] + sums[left + 1]
         return sums
 
-    def _of_outputs(self, parameters: Parameters, loss: Loss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _of_outputs(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return `_sums_and_values` of trees of several outputs.
 
         The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
@@ -179,8 +179,7 @@ class _Nodes:
         sums = np.ascontiguousarray(self._node_sums(of_leaves).swapaxes(0, 1))
         splits = np.flatnonzero(self.is_split)
         left = self.child[splits]
-        losses = [loss.of_output(k) for k in range(len(sums))]
-        limits, values = StepLimits.of(losses), np.empty(sums.shape[:2])
+        limits, values = StepLimits.of(loss.leaves), np.empty(sums.shape[:2])
         rates = self._of_nodes(lambda one: one.model_part.learning_rate)
         for rate in {part.learning_rate for part in self.parts}:
             nodes = np.flatnonzero(rates == rate)
@@ -191,7 +190,7 @@ class _Nodes:
             cover += of_output[:, 1]
             gained[splits] += score[left] + score[left + 1] - score[splits]
         values = np.ascontiguousarray(values.T)
-        follow = np.array([follow_sums(parameters, one) for one in losses])
+        follow = np.array([follow_sums(parameters, leaves) for leaves in loss.leaves])
         own = np.concatenate([one.leaf_values.T for one in self.trees])
         self._set_values(values, own, np.broadcast_to(follow, values.shape))
         return cover / len(sums), values, gained

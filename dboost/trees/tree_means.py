@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.losses import Loss
-from dboost.losses.base import loss_scores
+from dboost.losses import BaseLoss
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import averaged
@@ -69,7 +68,7 @@ def values_of_trees(shard: Shard, trees: Sequence[FitTree]) -> ValuesOf:
 
 
 def _metric_chunks(
-    shard: Shard, first: int, last: int, metrics: Sequence[Any], loss: Loss, size: LossMagnitude, unit: float
+    shard: Shard, first: int, last: int, metrics: Sequence[Any], loss: BaseLoss, size: LossMagnitude, unit: float
 ) -> tuple[int, list[Any]]:
     """Return the number of rows with a prediction among rows first…last-1, and their statistics of metrics.
 
@@ -79,7 +78,7 @@ def _metric_chunks(
     rows = first + np.flatnonzero(n_trees)
     raw = averaged(shard.raw[:, rows], shard.fields["tree_sum"][:, rows], shard.fields["n_trees"][rows])
     weight = None if shard.weight is None else shard.weight[rows]
-    scored = ScoredRows(shard.target(rows) * unit, loss_scores(raw * unit), weight, loss, size)
+    scored = ScoredRows(shard.target(rows) * unit, raw * unit, weight, loss, size)
     return len(rows), [metric.chunk(scored) for metric in find_metrics(metrics, loss)]
 
 

@@ -30,7 +30,7 @@ from dboost.kernels.splits import (
     bounded_step,
     side_score,
 )
-from dboost.losses import Loss
+from dboost.losses.base import Leaves
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.rows.row_sample import RowSubset, Sample
@@ -288,7 +288,7 @@ def split_params_of(
     )
 
 
-class Leaves(Protocol):
+class LeafSums(Protocol):
     """The leaf sums from which a tree's leaf values are computed."""
 
     @property
@@ -437,36 +437,36 @@ def thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
 
 
 class StepLimits(NamedTuple):
-    """What the losses of several outputs say about steps, see `Loss`: float64[n_outputs, 1] each."""
+    """The limits of the steps of several outputs, see `losses.base.Leaves`: float64[n_outputs, 1] each."""
 
     step_factor: np.ndarray
     longest_step: np.ndarray
     score_unit: np.ndarray
 
     @classmethod
-    def of(cls, losses: Iterable[Loss]) -> StepLimits:
-        """Collect those of the losses of some outputs."""
-        found = [(loss.step_factor, loss.longest_step, loss.score_unit) for loss in losses]
-        return cls(*np.array(found, np.float64).T[:, :, None])
+    def of(cls, outputs: Iterable[Leaves]) -> StepLimits:
+        """Collect those of some outputs."""
+        limits = [(leaves.step_factor, leaves.longest_step, leaves.score_unit) for leaves in outputs]
+        return cls(*np.array(limits, np.float64).T[:, :, None])
 
 
-def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss | StepLimits) -> np.ndarray:
+def leaf_values(sums: np.ndarray, parameters: Parameters, leaves: Leaves | StepLimits) -> np.ndarray:
     """Return what each leaf adds to the raw score: -ν T_α(G) / (H + λ), bounded by the largest step.
 
-    sums : as in `newton_steps`, of one output or of several; loss : its `step_factor` and `longest_step` apply.
+    sums : as in `newton_steps`, of one output or of several.
     """
-    return bounded(newton_steps(sums, parameters) * loss.step_factor, parameters, loss)
+    return bounded(newton_steps(sums, parameters) * leaves.step_factor, parameters, leaves)
 
 
-def follow_sums(parameters: Parameters, loss: Loss) -> bool:
+def follow_sums(parameters: Parameters, leaves: Leaves) -> bool:
     """Return whether leaf values are Newton steps of the same sums that the tree was grown by."""
-    by_sums = loss.constant_hessian or parameters.criterion == "newton"
-    return by_sums and parameters.step == "leaf" and loss.leaf_statistic == "newton"
+    by_sums = leaves.constant_hessian or parameters.criterion == "newton"
+    return by_sums and parameters.step == "leaf" and leaves.statistic == "newton"
 
 
-def bounded(step: np.ndarray, parameters: Parameters, loss: Loss | StepLimits) -> np.ndarray:
+def bounded(step: np.ndarray, parameters: Parameters, leaves: Leaves | StepLimits) -> np.ndarray:
     """Return the steps times the learning rate, clipped to the largest step allowed, in units of raw scores."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
-        return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step) * loss.score_unit
+        return np.clip(parameters.learning_rate * step, -leaves.longest_step, leaves.longest_step) * leaves.score_unit

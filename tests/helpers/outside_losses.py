@@ -1,4 +1,4 @@
-"""Losses that are defined outside the package, against the interface of `dboost.losses.base`: one whose gradients depend on a
+"""Losses that are defined outside the package, against the interface of `dboost.losses.custom`: one whose gradients depend on a
 statistic of all rows, one of two target columns, and one of two outputs.
 
 **PseudoHuber** s² (√(1 + (u / s)²) - 1) of u = F - y, where s is the mean of |u| over all rows after the last trees.
@@ -18,7 +18,7 @@ import numpy as np
 
 from dboost.exact import as_float, total
 from dboost.losses import Loss
-from dboost.losses.base import AllRows, PartOfRows, RowStatistic
+from dboost.losses.base import AllRows, PartOfRows, RowStatistic, Targets
 
 
 def _sums(rows: PartOfRows) -> tuple[int, int]:
@@ -65,21 +65,20 @@ class PseudoHuber(Loss):
         return self._root(y, raw) ** -3.0
 
 
+def _middle_of_bounds(y: np.ndarray) -> np.ndarray:
+    lower, upper = y
+    with np.errstate(invalid="ignore"):
+        middle = (lower + upper) / 2.0
+    bound = np.where(np.isfinite(lower), lower, np.where(np.isfinite(upper), upper, 0.0))
+    return np.where(np.isfinite(middle), middle, bound)
+
+
 class Interval(Loss):
     """See the module."""
 
-    target_columns = ("lower", "upper")
-    target_rule = "lower < upper"
-
-    def invalid_targets(self, y: np.ndarray) -> np.ndarray:
-        return ~(y[0] < y[1])
-
-    def target_location(self, y: np.ndarray) -> np.ndarray:
-        lower, upper = y
-        with np.errstate(invalid="ignore"):
-            middle = (lower + upper) / 2.0
-        bound = np.where(np.isfinite(lower), lower, np.where(np.isfinite(upper), upper, 0.0))
-        return np.where(np.isfinite(middle), middle, bound)
+    targets = Targets(
+        columns=("lower", "upper"), valid="lower < upper", invalid=lambda y: ~(y[0] < y[1]), location=_middle_of_bounds
+    )
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return _softplus(y[0] - raw) + _softplus(raw - y[1]) - np.log(-np.expm1(y[0] - y[1]))

@@ -47,7 +47,9 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     predicted = booster.predict_proba(changed)["1"] if target == "late" else booster.predict(changed)
     assert found == pytest.approx(predicted.mean())
     worst = booster.importance("permutation", data=frame, target=target, n_repeats=1)
-    assert worst.attrs["score"] == pytest.approx(booster.loss.value(frame[target].to_numpy(np.float64), raw.T).mean(), rel=1e-6)
+    assert worst.attrs["score"] == pytest.approx(
+        booster.loss.value(frame[target].to_numpy(np.float64), np.atleast_2d(raw.T)).mean(), rel=1e-6
+    )
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def test_weighted_quantiles_minimise_the_pinball_loss(n: int, level: float, seed
     loss = Quantile(level)
 
     def total(at: float) -> float:
-        return float(loss.value(values, np.full(n, at)) @ weight)
+        return float(loss.value(values, np.full((1, n), at)) @ weight)
 
     assert total(found) <= min(map(total, values)) * (1 + 1e-9) + 1e-12
     if whole:
@@ -356,7 +356,7 @@ def test_leaves_of_quantiles_minimise(level: float) -> None:
     loss = Quantile(level)
 
     def total(rows: np.ndarray, start: np.ndarray | float, at: float) -> float:
-        return float(loss.value(Y[rows], start + np.full(rows.sum(), at)).sum())
+        return float(loss.value(Y[rows], start + np.full((1, rows.sum()), at)).sum())
 
     everywhere = np.ones(N, bool)
     for rows, start, found in (

@@ -13,8 +13,8 @@ import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.losses import Loss, register
-from dboost.losses import base as custom_loss
+from dboost.losses import Loss, Start, register
+from dboost.losses import custom as custom_loss
 
 rng = np.random.default_rng(0)
 N = 1200
@@ -298,6 +298,24 @@ def test_a_stand_in_for_the_hessian_is_allowed_if_it_says_so() -> None:
     booster = dboost.fit(X, Y, loss=Absolute(), max_iter=60)
     assert booster.ensemble.baseline[0] == pytest.approx(np.median(Y), abs=0.02)
     assert booster.history["train_loss"].iloc[-1] < 0.8 * np.abs(Y - np.median(Y)).mean()
+
+
+def test_the_first_score_of_a_loss_that_knows_it_is_not_searched() -> None:
+    class Known(OwnPoisson):
+        name = "known_start"
+        start = Start(constants=lambda means: np.log(means) + 1.0)  # not the best one: it can be told from a search
+
+    booster = dboost.fit(X, COUNTS, loss=Known(), max_iter=1)
+    assert booster.ensemble.baseline[0] == pytest.approx(np.log(COUNTS.mean()) + 1.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("name", ["best_constant", "best_constants", "target_columns"])
+def test_what_became_a_record_is_told(name: str) -> None:
+    old = type("Old", (LogCosh,), {name: None})
+    with pytest.raises(
+        dboost.ParameterError, match=f"loss 'Old' has {name}, which is part of a record now: (start|targets) = "
+    ):
+        dboost.fit(X, Y, loss=old())
 
 
 def test_what_is_no_loss() -> None:

@@ -32,13 +32,13 @@ def test_the_first_leaves_follow_the_formula(name: str, offset: bool) -> None:
         side[:, None].astype(float), y, sample_weight=w, offset=start if offset else None, loss=name, max_iter=1,
         learning_rate=0.3, l2_regularization=2.0,
     )  # fmt: skip
-    raw = booster.ensemble.baseline[0] + start
+    raw = (booster.ensemble.baseline[0] + start)[None]
     # At the best constant the gradient is zero.
     assert (w * loss.gradient(y, raw)).sum() == pytest.approx(0, abs=1e-9 * N)
     step = booster.predict(side[:, None].astype(float), raw_score=True) - booster.ensemble.baseline[0]
     penalty = 2.0 * w.mean()
     for rows in (side, ~side):
-        gradient, hessian = ((w * of(y, raw))[rows].sum() for of in (loss.gradient, loss.hessian))
+        gradient, hessian = ((w * derivative(y, raw))[0, rows].sum() for derivative in (loss.gradient, loss.hessian))
         assert np.ptp(step[rows]) == 0
         assert step[rows][0] == pytest.approx(-0.3 * gradient / (hessian + penalty), rel=1e-4, abs=1e-9)
 
@@ -48,7 +48,7 @@ def test_the_first_leaves_follow_the_formula(name: str, offset: bool) -> None:
 def test_training_loss_is_that_of_the_predictions_and_falls(name: str) -> None:
     booster = fit(name, max_iter=30, eval_set=(X, TARGET[name]))
     raw = booster.predict(X, raw_score=True)
-    assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(TARGET[name], raw).mean(), rel=1e-6)
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(TARGET[name], raw[None]).mean(), rel=1e-6)
     assert booster.history[f"eval_{name}"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-5)
     assert (np.diff(booster.history["train_loss"]) < 0).all()
 
@@ -100,7 +100,7 @@ def test_beside_lightgbm_and_xgboost(name: str) -> None:
     ).fit(X[:half], y[:half])  # fmt: skip
     loss = by_name(name)
     mine, *peers = (
-        loss.value(y[half:], np.log(model.predict(X[half:]).astype(float))).mean() for model in (ours, theirs, others)
+        loss.value(y[half:], np.log(model.predict(X[half:]).astype(float))[None]).mean() for model in (ours, theirs, others)
     )
     assert mine < 1.03 * min(peers)
 
@@ -129,7 +129,7 @@ def test_exposure() -> None:
     assert "log_span" not in booster.feature_names_in_
     rate = booster.predict(frame)
     assert np.corrcoef(np.log(rate), SIGNAL)[0, 1] > 0.9
-    value = booster.loss.value(frame["count"].to_numpy(float), np.log(rate) + np.log(span)).mean()
+    value = booster.loss.value(frame["count"].to_numpy(float), (np.log(rate) + np.log(span))[None]).mean()
     assert booster.history["eval_poisson"].iloc[-1] == pytest.approx(value, rel=1e-9)
     assert booster.history["train_loss"].iloc[-1] == pytest.approx(value, rel=1e-6)
 

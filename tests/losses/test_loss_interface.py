@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost import DataError, ParameterError
-from dboost.losses.base import check_derivatives
+from dboost.losses.custom import check_derivatives
 from tests.helpers.fits import cut
 from tests.helpers.outside_losses import Interval, PseudoHuber, intervals
 

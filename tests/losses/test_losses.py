@@ -22,6 +22,7 @@ from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
+    BaseLoss,
     BrierOfClasses,
     Expectile,
     Exponential,
@@ -48,7 +49,7 @@ from dboost.losses.gradient_pass import (
     output_terms,
     update_gradients,
 )
-from dboost.training.leaf_values import TargetStats, target_stats
+from dboost.training.target_stats import TargetStats, target_stats
 from tests.helpers.compiled import kept
 
 
@@ -56,7 +57,7 @@ from tests.helpers.compiled import kept
 class Case:
     """A loss, the targets that it accepts, and the range of raw scores in which float32 is accurate."""
 
-    loss: Loss
+    loss: BaseLoss
     targets: Callable[[np.random.Generator, int], np.ndarray]
     far: float
 
@@ -69,13 +70,13 @@ class Case:
 
     @property
     def n_outputs(self) -> int:
-        return getattr(self.loss, "n_outputs", 1)
+        return self.loss.n_outputs
 
     def rows(self, n: int, scale: float = 3.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Targets, and raw scores [n] or [n_outputs, n]."""
+        """Targets, and raw scores [n_outputs, n]."""
         rng = np.random.default_rng(seed)
         y = self.targets(rng, n).astype(np.float64)
-        raw = rng.normal(size=n if self.n_outputs == 1 else (self.n_outputs, n)) * scale
+        raw = rng.normal(size=(self.n_outputs, n)) * scale
         return y, raw
 
 
@@ -107,25 +108,21 @@ def terms_of(loss, y, raw, gradient, hessian, value, scratch):
     output_terms(loss, y, raw, gradient, hessian, 0, value, scratch)
 
 
-def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
+def kernel_terms(loss: BaseLoss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient, Hessian and value of up to BLOCK rows as kernels see them."""
     assert len(y) <= BLOCK
-    scores = np.ascontiguousarray(raw.reshape(loss.n_outputs, len(y)))
+    scores = np.ascontiguousarray(raw)
     gradient, hessian = np.empty((2, *scores.shape), np.float32)
     value = np.empty(len(y))
     terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
-    return gradient.reshape(raw.shape), hessian.reshape(raw.shape), value
+    return gradient, hessian, value
 
 
 def derivative(function: Callable[[np.ndarray], np.ndarray], raw: np.ndarray, output: int) -> np.ndarray:
     """d function / d raw[output] by a central difference, good to about 1e-9."""
     step = np.zeros_like(raw)
-    step[... if raw.ndim == 1 else output] = 1e-5
+    step[output] = 1e-5
     return (function(raw + step) - function(raw - step)) / 2e-5
-
-
-def column(of: np.ndarray, output: int) -> np.ndarray:
-    return of if of.ndim == 1 else of[output]
 
 
 def test_a_loss_is_displayed_by_its_name_and_parameters() -> None:
@@ -148,11 +145,11 @@ def test_derivatives(case: Case) -> None:
     for output in range(case.n_outputs):
         slope = derivative(lambda r: loss.value(y, r), raw, output)
         near = 1e-7 + 1e-9 * loss.value(y, raw).max()
-        assert column(loss.gradient(y, raw), output) == pytest.approx(slope, abs=near)
+        assert loss.gradient(y, raw)[output] == pytest.approx(slope, abs=near)
         if not loss.exact_hessian:
             continue
-        bend = derivative(lambda r: column(loss.gradient(y, r), output), raw, output)  # noqa: B023
-        assert column(loss.hessian(y, raw), output) == pytest.approx(bend, abs=near)
+        bend = derivative(lambda r: loss.gradient(y, r)[output], raw, output)  # noqa: B023
+        assert loss.hessian(y, raw)[output] == pytest.approx(bend, abs=near)
 
 
 @pytest.mark.fast_cells(19)
@@ -162,7 +159,7 @@ def test_kernels_work_out_what_the_methods_do(case: Case, scale: float) -> None:
     loss, (y, raw) = case.loss, case.rows(BLOCK, scale, seed=1)
     gradient, hessian, value = kernel_terms(loss, y, raw)
     if isinstance(loss, Normal):  # which multiplies the derivatives by the mean
-        sigma = loss.inverse_link(raw)[1]
+        sigma = loss.link.to_prediction(raw)[1]
         gradient[0] /= sigma
         hessian[0] /= sigma * loss.scale
     # The precision of float32 for differences of scores, and for the result.
@@ -196,11 +193,11 @@ def test_terms_of_a_row_do_not_depend_on_the_rows_beside_it(case: Case) -> None:
 def test_extreme_scores_stay_finite(case: Case, share: float) -> None:
     y, _ = case.rows(100)
     far = case.far * share
-    raw = np.random.default_rng(0).choice([-far, 0.0, far], 100 if case.n_outputs == 1 else (case.n_outputs, 100))
+    raw = np.random.default_rng(0).choice([-far, 0.0, far], (case.n_outputs, 100))
     for terms in (kernel_terms(case.loss, y, raw), [f(y, raw) for f in (case.loss.gradient, case.loss.hessian)]):
         assert all(np.isfinite(term).all() for term in terms)
     assert np.isfinite(case.loss.value(y, raw)).all()
-    assert np.isfinite(case.loss.inverse_link(raw)).all()
+    assert np.isfinite(case.loss.link.to_prediction(raw)).all()
     if not isinstance(case.loss, Normal):
         assert (case.loss.value(y, raw) >= 0).all()
         assert (kernel_terms(case.loss, y, raw)[2] >= -1e-6 * far).all()
@@ -217,8 +214,7 @@ def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
     assert constant.shape == (case.n_outputs,)
 
     def total(raw: np.ndarray) -> float:
-        rows = np.full(50, raw[0]) if case.n_outputs == 1 else np.tile(raw[:, None], 50)
-        return float(case.loss.value(y, rows) @ weight)
+        return float(case.loss.value(y, np.tile(raw[:, None], 50)) @ weight)
 
     at_best = total(constant)
     for output in range(case.n_outputs):
@@ -226,24 +222,25 @@ def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
             moved = constant.copy()
             moved[output] += step
             # Between two targets a pinball loss may be flat.
-            flat = case.loss.leaf_statistic == "quantile"
+            flat = case.loss.leaves[0].statistic == "quantile"
             assert total(moved) >= at_best * (1 - 1e-14) if flat else total(moved) > at_best
 
 
 @EVERY
 def test_links_are_inverses(case: Case) -> None:
     _, raw = case.rows(100)
-    loss, prediction = case.loss, case.loss.inverse_link(raw)
-    assert loss.inverse_link(loss.link(prediction)) == pytest.approx(prediction, rel=1e-9)
-    if loss.scores_are_probabilities:
+    loss, link = case.loss, case.loss.link
+    prediction = link.to_prediction(raw)
+    assert link.to_prediction(link.to_raw(prediction)) == pytest.approx(prediction, rel=1e-9)
+    if link.are_probabilities:
         assert np.array_equal(prediction, raw)
         return
-    if loss.is_classification:
+    if loss.targets.are_classes:
         assert ((prediction > 0) & (prediction < 1)).all()
-    if loss.is_classification and case.n_outputs > 1:
+    if loss.targets.are_classes and case.n_outputs > 1:
         assert prediction.sum(axis=0) == pytest.approx(np.ones(100))
     else:
-        assert loss.link(prediction) == pytest.approx(raw, abs=1e-6)
+        assert link.to_raw(prediction) == pytest.approx(raw, abs=1e-6)
 
 
 @EVERY
@@ -263,7 +260,7 @@ def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
     loss = case.loss
     start = case.start(y)
     magnitude, constant = start.magnitude, start.baseline
-    raw = np.full(1000, constant[0]) if case.n_outputs == 1 else np.tile(constant[:, None], 1000)
+    raw = np.tile(constant[:, None], 1000)
     assert loss.value(y, raw).max() <= magnitude * 1.0001
     assert loss.value(y, raw).max() >= magnitude * 1e-3
 
@@ -286,10 +283,10 @@ def target_arrays(y: np.ndarray) -> list[np.ndarray]:
 def test_targets_in_fewer_bytes_change_nothing(case: Case, n: int, seed: int, cut: int) -> None:
     loss = case.loss
     y, raw = case.rows(n, seed=seed)
-    smaller = y.astype(np.uint8 if loss.is_classification else np.float32)
+    smaller = y.astype(np.uint8 if loss.targets.are_classes else np.float32)
     found = []
     for target in (smaller.astype(np.float64), smaller):
-        score = raw.reshape(case.n_outputs, n).copy()
+        score = raw.copy()
         gradient, hessian = np.empty(score.shape, np.float32), np.empty(score.shape, np.float32)
         rows = GradientRows(
             score, np.zeros(score.shape, np.uint8), *target_arrays(target), or_empty(None, "float64"), or_empty(None, "uint8"),
@@ -315,7 +312,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     rng = np.random.default_rng(seed)
     y, raw = case.rows(n, seed=seed)
     weight = rng.exponential(size=n) if weighted else None
-    before = raw.reshape(k, n)
+    before = raw
     values = rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None

@@ -227,11 +227,12 @@ def test_targets_of_very_different_size_and_of_one_large_unit() -> None:
 def test_the_loss_is_the_mean_of_its_outputs() -> None:
     loss = PerOutput([by_name("squared_error"), by_name("poisson")], ["a", "b"])
     y, raw = RNG.poisson(3.0, (2, 20)).astype(float), RNG.normal(size=(2, 20))
-    parts = [part.value(y[k], raw[k]) for k, part in enumerate(loss.parts)]
+    parts = [part.value(y[k], raw[k : k + 1]) for k, part in enumerate(loss.parts)]
     np.testing.assert_allclose(loss.value(y, raw), np.mean(parts, axis=0))
     np.testing.assert_array_equal(loss.slopes(1, y, raw), (loss.gradient(y, raw)[1], loss.hessian(y, raw)[1]))
-    np.testing.assert_array_equal(loss.inverse_link(raw), [raw[0], loss.parts[1].inverse_link(raw[1])])
-    np.testing.assert_allclose(loss.link(loss.inverse_link(raw)), raw)
+    prediction = loss.link.to_prediction(raw)
+    np.testing.assert_array_equal(prediction, [raw[0], loss.parts[1].point(raw[1:])])
+    np.testing.assert_allclose(loss.link.to_raw(prediction), raw)
     again = from_dict(loss.to_dict())
     assert again.to_dict() == loss.to_dict() and again.is_stored_as(loss.to_dict())
     assert not again.is_stored_as({"name": "squared_error"})
@@ -240,7 +241,9 @@ def test_the_loss_is_the_mean_of_its_outputs() -> None:
 def test_two_levels_of_one_target() -> None:
     loss = PerOutput([by_name("quantile", quantile=q) for q in (0.2, 0.8)], ["low", "high"], ["y"], [0, 0])
     y, raw = RNG.normal(size=30), RNG.normal(size=(2, 30))
-    np.testing.assert_array_equal(loss.gradient(y, raw), [part.gradient(y, raw[k]) for k, part in enumerate(loss.parts)])
+    np.testing.assert_array_equal(
+        loss.gradient(y, raw), [part.gradient(y, raw[k : k + 1])[0] for k, part in enumerate(loss.parts)]
+    )
     assert from_dict(loss.to_dict()).to_dict() == loss.to_dict() | {"targets": ["y"], "columns": [0, 0]}
 
 

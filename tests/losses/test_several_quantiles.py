@@ -77,9 +77,9 @@ def test_sorting_never_raises_the_loss(rows: list[tuple[float, ...]]) -> None:
     y, *raw = np.array(rows).T
     loss = Quantiles(LEVELS)
     scores = np.stack(raw)
-    one_by_one = np.mean([Quantile(level).value(y, score) for level, score in zip(LEVELS, scores, strict=True)], axis=0)
+    one_by_one = np.mean([Quantile(level).value(y, score[None]) for level, score in zip(LEVELS, scores, strict=True)], axis=0)
     np.testing.assert_allclose(loss.value(y, scores), one_by_one)
-    assert (loss.value(y, loss.ordered(scores)) <= loss.value(y, scores) + 1e-9).all()
+    assert (loss.value(y, loss.link.ordered(scores)) <= loss.value(y, scores) + 1e-9).all()
 
 
 def test_metrics_are_those_of_the_predictions() -> None:

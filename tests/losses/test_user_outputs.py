@@ -10,7 +10,7 @@ import pytest
 
 import dboost
 from dboost import ParameterError
-from dboost.losses.base import check_derivatives
+from dboost.losses.custom import check_derivatives
 from tests.helpers.outside_losses import NormalOfUser
 
 RNG = np.random.default_rng(4)

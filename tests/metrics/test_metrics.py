@@ -16,7 +16,7 @@ from sklearn import metrics as reference
 
 from dboost.errors import ParameterError
 from dboost.exact import FINE, ExactSum, unit_for
-from dboost.losses import LogLoss, Loss, SquaredError
+from dboost.losses import BaseLoss, LogLoss, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import ALIASES, find_metrics
@@ -99,7 +99,7 @@ SKLEARN: dict[str, Callable[..., float]] = {
     "balanced_accuracy": lambda y, p, w: reference.balanced_accuracy_score(y, p > 0.5, sample_weight=w),
     "zero_one_loss": lambda y, p, w: reference.zero_one_loss(y, p > 0.5, sample_weight=w),
 }
-OF_LOSS: list[tuple[Loss, list[str]]] = [
+OF_LOSS: list[tuple[BaseLoss, list[str]]] = [
     (SquaredError(), ["squared_error", "mean_squared_error", "root_mean_squared_error", "mean_absolute_error"]),
     (LogLoss(), ["log_loss", "accuracy", "brier_score", "roc_auc"]),
     (SquaredError(), ["mean_absolute_percentage_error", "r2"]),
@@ -111,18 +111,18 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = False, ties: bool = False) -> ScoredRows:
+def rows(loss: BaseLoss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = False, ties: bool = False) -> ScoredRows:
     rng = np.random.default_rng(seed)
-    raw = rng.normal(size=n) * scale
+    raw = rng.normal(size=(1, n)) * scale
     if ties:
         raw = np.round(raw)
-    if loss.is_classification:
-        target = (rng.random(n) < loss.inverse_link(raw)).astype(np.float64)
+    if loss.targets.are_classes:
+        target = (rng.random(n) < loss.point(raw)).astype(np.float64)
         target[:2] = 0, 1
-        magnitude = loss.magnitude(0.5, 1.0)
+        magnitude = 64.0
     else:
-        target = raw + rng.normal(size=n) * scale
-        magnitude = loss.magnitude(float(target.mean()), float(np.abs(target - target.mean()).max()))
+        target = raw[0] + rng.normal(size=n) * scale
+        magnitude = 0.5 * float(np.abs(target - target.mean()).max()) ** 2
     weight = rng.integers(1, 4, n) * rng.choice([0.1, 1.0], n) if weighted else None
     spread = float(np.abs(target - target.mean()).max())
     return ScoredRows(
@@ -144,10 +144,10 @@ def value(metric: MetricReduction, whole: ScoredRows, cuts: list[int]) -> float:
 @pytest.mark.fast_cells(7)
 @CASES
 @given(n=st.integers(2, 200), seed=st.integers(0, 2**32), weighted=st.booleans(), ties=st.booleans())
-def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, weighted: bool, ties: bool) -> None:
+def test_metrics_are_scikit_learns(loss: BaseLoss, name: str, n: int, seed: int, weighted: bool, ties: bool) -> None:
     whole = rows(loss, n, seed, weighted=weighted, ties=ties)
     (metric,) = find_metrics(name, loss)
-    expected = SKLEARN[name](whole.target, loss.inverse_link(whole.raw), whole.weight)
+    expected = SKLEARN[name](whole.target, loss.point(whole.raw), whole.weight)
     assert metric.name == name
     assert value(metric, whole, []) == pytest.approx(expected, rel=1e-12 if name in SINCE else 1e-9, abs=1e-12)
 
@@ -157,7 +157,7 @@ def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, wei
     n=st.integers(2, 200), seed=st.integers(0, 2**32), weighted=st.booleans(), cuts=st.lists(st.integers(0, 200), max_size=5)
 )
 def test_metrics_do_not_depend_on_the_division(
-    loss: Loss, name: str, n: int, seed: int, weighted: bool, cuts: list[int]
+    loss: BaseLoss, name: str, n: int, seed: int, weighted: bool, cuts: list[int]
 ) -> None:
     whole = rows(loss, n, seed, weighted=weighted, ties=seed % 2 == 0)
     (metric,) = find_metrics(name, loss)
@@ -170,7 +170,7 @@ def test_metrics_do_not_depend_on_the_division(
 def test_metrics_of_targets_of_any_scale(name: str, scale: float) -> None:
     whole = rows(SquaredError(), 5000, 0, scale)
     (metric,) = find_metrics(name, SquaredError())
-    expected = SKLEARN[name](whole.target, whole.raw, None)
+    expected = SKLEARN[name](whole.target, whole.raw[0], None)
     assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
     assert value(metric, whole, [1, 777, 3000]) == value(metric, whole, [])
 
@@ -206,7 +206,7 @@ def test_names() -> None:
         ([None], SquaredError(), "eval_metric None"),
     ],
 )
-def test_unknown_metrics(wanted: object, loss: Loss, message: str) -> None:
+def test_unknown_metrics(wanted: object, loss: BaseLoss, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         find_metrics(wanted, loss)
 
@@ -232,12 +232,12 @@ def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool
     target = np.concatenate([[0, 1, 2], rng.integers(3, size=n)])[:n].astype(np.float64)
     raw = rng.normal(size=(3, n))
     weight = rng.random(n) + 0.1 if weighted else None
-    whole = ScoredRows(target, raw, weight, loss, LossMagnitude(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
+    whole = ScoredRows(target, raw, weight, loss, LossMagnitude(64.0, 1.0, 2.0, n))
     (metric,) = find_metrics(name, loss)
     if name in OF_CLASSES:
-        expected = OF_CLASSES[name](target, loss.inverse_link(raw).T, weight)
+        expected = OF_CLASSES[name](target, loss.point(raw).T, weight)
     elif name == "log_loss":
-        expected = reference.log_loss(target, loss.inverse_link(raw).T, sample_weight=weight, labels=[0, 1, 2])
+        expected = reference.log_loss(target, loss.point(raw).T, sample_weight=weight, labels=[0, 1, 2])
     else:
         expected = reference.accuracy_score(target, raw.argmax(axis=0), sample_weight=weight)
     assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
@@ -245,11 +245,11 @@ def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool
 
 
 @pytest.mark.parametrize("loss", [SquaredError(), LogLoss(), SoftmaxLogLoss(3)], ids=lambda loss: loss.name)
-def test_short_names_are_other_names(loss: Loss) -> None:
+def test_short_names_are_other_names(loss: BaseLoss) -> None:
     of_two = {"average_precision", "brier_score"}
     for name, own in ALIASES.items():
         is_of_numbers = own == "r2" or own.startswith(("root_mean", "mean"))
-        if is_of_numbers == loss.is_classification or (loss.n_outputs == 3 and own in of_two):
+        if is_of_numbers == loss.targets.are_classes or (loss.n_outputs == 3 and own in of_two):
             with pytest.raises(ParameterError, match=f"eval_metric '{name}' does not go with loss"):
                 find_metrics(name, loss)
             continue
@@ -264,7 +264,7 @@ def test_r2_of_targets_far_from_zero(mean: float) -> None:
     rng = np.random.default_rng(0)
     y = np.round(rng.normal(size=400), 6) + mean
     raw = y + rng.normal(size=400)
-    whole = ScoredRows(y, raw, rng.random(400), SquaredError(), LossMagnitude(9.0, 9.0, 1.0, 400))
+    whole = ScoredRows(y, raw[None], rng.random(400), SquaredError(), LossMagnitude(9.0, 9.0, 1.0, 400))
     (metric,) = find_metrics("r2", SquaredError())
     expected = reference.r2_score(y, raw, sample_weight=whole.weight)
     assert value(metric, whole, [3, 77]) == value(metric, whole, []) == pytest.approx(expected, rel=1e-9)

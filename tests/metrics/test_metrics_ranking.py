@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
 import dboost
-from dboost.losses import LogLoss, Loss, Poisson, SquaredError
+from dboost.losses import BaseLoss, LogLoss, Poisson, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
@@ -29,10 +29,12 @@ NAMES = ["ndcg", "map", "ndcg@1", "map@1", "ndcg@10", "map@10"]
 SIZE = LossMagnitude(1.0, 1.0, 1.0, 1000)
 
 
-def scored(target: Any, score: Any, *, loss: Loss | None = None, weight: Any = None, rows: slice = slice(None)) -> ScoredRows:
+def scored(
+    target: Any, score: Any, *, loss: BaseLoss | None = None, weight: Any = None, rows: slice = slice(None)
+) -> ScoredRows:
     loss = SquaredError() if loss is None else loss
     weight = None if weight is None else np.asarray(weight, float)[rows]
-    return ScoredRows(np.asarray(target, float)[rows], np.asarray(score, float)[rows], weight, loss, SIZE)
+    return ScoredRows(np.asarray(target, float)[rows], np.asarray(score, float)[None, rows], weight, loss, SIZE)
 
 
 def value(name: str, target: Any, score: Any, cuts: Any = (), **options: Any) -> float:

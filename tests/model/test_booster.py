@@ -22,17 +22,18 @@ from dask.base import tokenize
 from dboost import DBoostRegressor, fit, losses
 from dboost.booster import Booster, load
 from dboost.errors import DataError, ModelFileError, ParameterError
-from dboost.losses.base import Loss
+from dboost.losses.base import BaseLoss, Leaves
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from tests.helpers.forests import random_ensemble, random_rows
 from tests.helpers.naive import trees as naive
 
 
-class Softmax(Loss):
+class Softmax(BaseLoss):
     """Stands for any loss with K outputs."""
 
     name = "softmax of the test"
+    leaves = (Leaves(),) * 3
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
         e = np.exp(raw - raw.max(axis=1, keepdims=True))

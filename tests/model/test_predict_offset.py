@@ -33,7 +33,7 @@ def booster() -> dboost.Booster:
 def test_predictions_are_those_of_training(booster: dboost.Booster) -> None:
     found = booster.predict(FRAME, offset="exposure")
     deviance = booster.loss.value(
-        FRAME.claims.to_numpy(float), booster.predict(FRAME, raw_score=True, offset="exposure").to_numpy()
+        FRAME.claims.to_numpy(float), booster.predict(FRAME, raw_score=True, offset="exposure").to_numpy()[None]
     )
     assert booster.history.train_loss.iloc[-1] == pytest.approx(deviance.mean(), rel=1e-6)
     np.testing.assert_allclose(found, booster.predict(FRAME) * np.exp(FRAME.exposure))
@@ -70,7 +70,7 @@ def test_estimators_take_offsets(booster: dboost.Booster) -> None:
         X[200:], FRAME.claims[200:], offset=offset[200:], **split
     )
     raw = model.booster_.predict(X[:200], raw_score=True, offset=offset[:200]).to_numpy()
-    losses = model.booster_.loss.value(FRAME.claims[:200].to_numpy(float), raw)
+    losses = model.booster_.loss.value(FRAME.claims[:200].to_numpy(float), raw[None])
     assert -model.validation_score_[-1] == pytest.approx(losses.mean(), rel=1e-6)
     classes = DBoostClassifier(max_iter=5, early_stopping=False).fit(X, FRAME.late, offset=offset)
     assert not np.allclose(classes.predict_proba(X, offset=offset), classes.predict_proba(X))

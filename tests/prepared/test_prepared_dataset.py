@@ -313,8 +313,8 @@ def test_several_targets_have_their_names_whatever_the_kind_of_table(tmp_path: P
         with dboost.prepare(frame[["x"]], given, progress=False) as prepared:
             assert prepared.target is None
             assert saved(dboost.fit(prepared, max_iter=2, progress=False)) == saved(expected)
-            assert dboost.cv(prepared, folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
-        assert dboost.cv(frame[["x"]], given, folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
-    assert dboost.cv(frame, ["y", "z"], folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
+            assert dboost.cv(prepared, folds=2, max_iter=2, progress=False).boosters[0].loss.link.output_names == names
+        assert dboost.cv(frame[["x"]], given, folds=2, max_iter=2, progress=False).boosters[0].loss.link.output_names == names
+    assert dboost.cv(frame, ["y", "z"], folds=2, max_iter=2, progress=False).boosters[0].loss.link.output_names == names
     by_values = dboost.prepare(tmp_path / "rows", frame[["y", "z"]].to_numpy(), features=["x"], progress=False)
     assert by_values.target is None

@@ -262,7 +262,7 @@ def test_the_page_of_metrics_lists_those_of_single_losses() -> None:
             stated.setdefault(loss, set()).update(re.findall(r"`(\w+)`", cells[1]))
     for name in set(loss_names()) - {"auto"}:
         loss = loss_named(name)
-        common = metrics_of(loss_named("log_loss" if loss.is_classification else "squared_error"))
+        common = metrics_of(loss_named("log_loss" if loss.targets.are_classes else "squared_error"))
         own = set(metrics_of(loss)) - set(common) - {name}
         assert own == stated.get(name, set()) - set(common), name
 

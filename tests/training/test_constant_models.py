@@ -16,7 +16,7 @@ import dboost
 from dboost.data import RowRoles
 from dboost.losses import by_name
 from dboost.params import Parameters
-from dboost.training.leaf_values import in_units_of, target_stats
+from dboost.training.target_stats import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.tune import Tune
 

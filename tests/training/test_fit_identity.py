@@ -236,7 +236,7 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
     if target != "y":
         y = np.searchsorted(booster.classes_, y).astype(np.float64)
     recorded = booster.history[f"eval_{loss.name}"].iloc[-1]
-    assert recorded == pytest.approx(float(loss.value(y, raw.T).mean()), rel=1e-12)
+    assert recorded == pytest.approx(float(loss.value(y, np.atleast_2d(raw.T)).mean()), rel=1e-12)
 
 
 # Random seeds.

@@ -130,7 +130,7 @@ def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: st
     leaves, loss = booster.apply(X), booster.loss
     for iteration in (1, 6, 12):
         raw = np.array(before[iteration - 1])
-        gradient, hessian = (of(y.astype(float), raw.T).T.reshape(N, k_all) for of in (loss.gradient, loss.hessian))
+        gradient, hessian = (of(y.astype(float), np.atleast_2d(raw.T)).T for of in (loss.gradient, loss.hessian))
         counts = []
         for k in range(k_all):
             order = np.argsort(hessian[:, k], kind="stable")
@@ -156,7 +156,9 @@ def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: st
 def test_scores_of_trimmed_rows_are_updated_all_the_same(y: np.ndarray) -> None:
     booster = fit(y, influence_trimming=0.3, eval_set=(X, y))
     raw = booster.predict(X, raw_score=True)
-    assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(y.astype(float), raw.T).mean(), rel=1e-6)
+    assert booster.history["train_loss"].iloc[-1] == pytest.approx(
+        booster.loss.value(y.astype(float), np.atleast_2d(raw.T)).mean(), rel=1e-6
+    )
     assert booster.history["eval_log_loss"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-6)
 
 

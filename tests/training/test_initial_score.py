@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.data import RowRoles
-from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
+from dboost.losses import BaseLoss, LogLoss, SoftmaxLogLoss, SquaredError
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
-from dboost.training.leaf_values import Ask, TargetStats, target_stats
+from dboost.training.target_stats import Ask, TargetStats, target_stats
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
 from tests.helpers.tune import Tune
@@ -21,8 +21,8 @@ from tests.helpers.tune import Tune
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
 
 
-def targets(loss: Loss, n: int, rng: np.random.Generator) -> np.ndarray:
-    if loss.is_classification:
+def targets(loss: BaseLoss, n: int, rng: np.random.Generator) -> np.ndarray:
+    if loss.targets.are_classes:
         k = max(loss.n_outputs, 2)
         return np.concatenate([np.arange(k), rng.integers(k, size=n)])[:n].astype(float)
     return rng.normal(size=n) * 100 + 7
@@ -44,7 +44,7 @@ def same(a: TargetStats, b: TargetStats) -> bool:
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.n_outputs}")
 @given(seed=st.integers(0, 2**32), borders=st.lists(st.integers(0, 60), max_size=5), weighted=st.booleans())
-def test_the_start_does_not_depend_on_the_division(loss: Loss, seed: int, borders: list[int], weighted: bool) -> None:
+def test_the_start_does_not_depend_on_the_division(loss: BaseLoss, seed: int, borders: list[int], weighted: bool) -> None:
     rng = np.random.default_rng(seed)
     y = targets(loss, 60, rng)
     weight = rng.exponential(size=60) + 1e-3 if weighted else None

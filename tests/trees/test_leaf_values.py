@@ -74,7 +74,7 @@ def test_trees_of_gradients_are_those_of_a_regression_on_them(name: str, weighte
     weight = np.random.default_rng(1).random(N) + 0.5 if weighted else None
     booster = fit(name, max_iter=1, sample_weight=weight, learning_rate=1.0, **PAPER)
     loss, baseline = by_name(name), np.full(N, booster.ensemble.baseline[0])
-    residual = -loss.gradient(TARGET[name], baseline)
+    residual = -loss.gradient(TARGET[name], baseline[None])[0]
     regression = dboost.fit(
         X, residual, loss="squared_error", sample_weight=weight, max_iter=1, max_leaf_nodes=6, l2_regularization=0.0,
         min_hessian=0.0, learning_rate=1.0,
@@ -82,7 +82,7 @@ def test_trees_of_gradients_are_those_of_a_regression_on_them(name: str, weighte
     leaf = booster.apply(X)[:, 0]
     assert np.array_equal(leaf, regression.apply(X)[:, 0])
     w = np.ones(N) if weight is None else weight
-    hessian = loss.hessian(TARGET[name], baseline)
+    hessian = loss.hessian(TARGET[name], baseline[None])[0]
     step = booster.predict(X, raw_score=True) - baseline
     for k in range(leaf.max() + 1):
         rows = leaf == k
@@ -107,12 +107,12 @@ def test_a_constant_step_adds_the_tree_as_it_is(name: str) -> None:
     booster = fit(name, max_iter=1, step="constant", learning_rate=0.5, **PAPER)
     y, baseline = TARGET[name], booster.ensemble.baseline
     raw = np.tile(baseline, (N, 1)) if name == "three" else np.full(N, baseline[0])
-    gradient = booster.loss.gradient(y, raw.T)
+    gradient = booster.loss.gradient(y, np.atleast_2d(raw.T))
     step, leaves = booster.predict(X, raw_score=True) - raw, booster.apply(X)
     for k in range(leaves.shape[1]):
         for leaf in range(leaves[:, k].max() + 1):
             rows = leaves[:, k] == leaf
-            mean = (gradient[k] if name == "three" else gradient)[rows].mean()
+            mean = gradient[k, rows].mean()
             assert (step[:, k] if name == "three" else step)[rows] == pytest.approx(-0.5 * mean, rel=1e-5, abs=1e-9)
 
 
@@ -135,7 +135,7 @@ def test_a_line_search_finds_the_best_multiplier(name: str, criterion: str) -> N
                 moved[:, k] += rho * direction  # noqa: B023
             else:
                 moved += rho * direction  # noqa: B023
-            return float(searched.loss.value(TARGET[name], moved.T).sum())
+            return float(searched.loss.value(TARGET[name], np.atleast_2d(moved.T)).sum())
 
         assert multiplier > 0
         assert total(multiplier) <= min(total(multiplier * (1 + e)) for e in (-0.1, -1e-3, 1e-3, 0.1)) * (1 + 1e-12)
@@ -154,7 +154,9 @@ def test_losses_fall_and_are_those_of_the_predictions(name: str, step: str) -> N
     whole = dboost.fit(frame, "y", n_threads=1, **common)
     assert whole.history["train_loss"].iloc[-1] < whole.history["train_loss"].iloc[0]
     assert whole.history["eval_" + whole.loss.name].iloc[-1] == pytest.approx(
-        np.average(whole.loss.value(TARGET[name][:70], whole.predict(X[:70], raw_score=True).T), weights=frame["w"][:70]),
+        np.average(
+            whole.loss.value(TARGET[name][:70], np.atleast_2d(whole.predict(X[:70], raw_score=True).T)), weights=frame["w"][:70]
+        ),
         rel=1e-6,
     )
 

@@ -18,7 +18,7 @@ from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
 from dboost.inspection.row_functions import EvaluatedRows, at_least_one
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 
@@ -69,7 +69,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
     return grid[0] if len(grid) == 1 else grid
 
 
-def _set_and_metric(column: str, loss: Loss) -> tuple[str, str]:
+def _set_and_metric(column: str, loss: BaseLoss) -> tuple[str, str]:
     """The evaluation set and the metric of a column of the history."""
     if column == "train_loss":
         return "training", loss.name

@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 
 from dboost.data.columns.binning import Binning
-from dboost.losses import Loss
+from dboost.losses import BaseLoss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import follow_sums, leaf_values
 
 
-def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
+def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss: BaseLoss) -> Tree:
     """Return the tree of the model."""
     one, routes = tree.model_part, tree.routes
     tree_feature, tree_split_bin, tree_missing_left, tree_child = routes.nodes[:4]
     parameters = replace(parameters, learning_rate=one.learning_rate)
     sums = one.sums[None] if one.sums.ndim == 2 else one.sums  # [n_outputs, n_leaves, 2]
     own = tree.leaf_values[None] if tree.leaf_values.ndim == 1 else tree.leaf_values
-    losses = [loss.of_output(tree.output + k) for k in range(len(sums))]
+    leaves = loss.leaves[tree.output : tree.output + len(sums)]
     n_codes = binning.n_bins
     left_codes = routes.sets.left_codes(tree.n_nodes)
     rows: list[dict[str, object]] = []
@@ -50,7 +50,7 @@ def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss:
             of_outputs = left_sums + right_sums
             n_left, n_right = int(one.n_rows[child]), int(one.n_rows[child + 1])
             values = np.empty(len(sums))
-            for k, of_output in enumerate(losses):
+            for k, of_output in enumerate(leaves):
                 mean = (left_values[k] * n_left + right_values[k] * n_right) / (n_left + n_right)
                 alone = leaf_values(of_outputs[k : k + 1], parameters, of_output)[0]
                 values[k] = alone if follow_sums(parameters, of_output) else mean
