@@ -91,6 +91,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     """
     defaults = {"width": 1, "averages": False, "calibration": None}
     entries = _mapping(defaults | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__)
+    _check_texts({name: value for name, value in entries.items() if name not in ("edges", "trees")})
     features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
     baseline = _floats(entries["baseline"], "baseline")
@@ -248,6 +249,15 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise InvalidModel(otherwise)
+
+
+def _check_texts(content: dict[str, Any]) -> None:
+    """Check that UTF-8 can encode all names, levels and other texts."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 20) : error.start + 20]
+        raise InvalidModel(f"a text has half of a surrogate pair, which is no character: {near!r}") from None
 
 
 def _mapping(value: Any, what: str, keys: Any = None) -> dict[str, Any]:

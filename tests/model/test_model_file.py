@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,11 +64,39 @@ def test_levels_keep_their_type(levels: list[Any]) -> None:
 
 
 def test_names_of_any_script() -> None:
-    names = ["Größe", "大きさ", 'quote " and \\', "line\nbreak", "\ud800 half a pair", "\x00", "NaN", "🌳"]
+    names = ["Größe", "大きさ", 'quote " and \\', "line\nbreak", "\x00", "NaN", "🌳"]
     ensemble = replace(SMALL, features=tuple(map(Feature, names)), edges=(), trees=(), sources=())
     data = model_file.dumps(ensemble)
     assert "大きさ" in data.decode()
     assert [feature.name for feature in model_file.loads(data).features] == names
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "text"), [(BY_HAND, "size"), (BY_HAND, "Bonn"), (random_ensemble(2, n_outputs=3), "class 0")]
+)
+def test_halves_of_surrogate_pairs_are_refused(ensemble: Ensemble, text: str) -> None:
+    """Two halves in escapes are a character."""
+    head, _, content = model_file.dumps(ensemble).decode().partition('",\n "loss"')
+    for new in (r"\ud800", r"\udcff and more", r"\ude00\ud83d", r"\ud83d\ude00"):
+        edited = f' "loss"{content}'.replace(f'"{text}"', f'"{new}"').encode()
+        stored = f'{head[:-64]}{hashlib.sha256(edited).hexdigest()}",\n'.encode() + edited
+        if new == r"\ud83d\ude00":
+            assert "\U0001f600" in model_file.dumps(model_file.loads(stored)).decode()
+        else:
+            with pytest.raises(ModelFileError, match="half of a surrogate pair"):
+                model_file.loads(stored)
+
+
+@pytest.mark.parametrize("where", ["name", "category", "class"])
+def test_a_fit_refuses_halves_of_surrogate_pairs(where: str) -> None:
+    def column(*values: str) -> pd.Series:
+        return pd.Series(values * 10, dtype=object)
+
+    half = {place: "\udcff" if place == where else place for place in ("name", "category", "class")}
+    rows = pd.DataFrame({0: np.arange(20.0), 1: column("a", half["category"]), 2: column("no", half["class"])})
+    rows.columns = pd.Index([half["name"], "c", "y"], dtype=object)
+    with pytest.raises(DBoostError, match="half of a surrogate pair"):
+        dboost.fit(rows, "y", max_iter=1, progress=False)
 
 
 def test_order_of_parameters_does_not_matter() -> None:
