@@ -5,8 +5,10 @@ depend on the partitioning. Its raw values, at most `VALUES` of them (16 MB), st
 the model scores the rows, and the `Summary` of values, scores and targets is stored in the model's record of the data source.
 
 A fit that continues a model compares the reference sample of the new rows with the summary in the model before it grows the
-first tree. If features have drifted strongly, it warns, and the warning reports how the steps of new trees are damped. Drift of
-the scores alone causes no warning, because a model is more certain about rows that it was trained on than about other rows.
+first tree. If features or the target have drifted strongly, it warns, and the warning reports how the steps of new trees are
+damped, and the option without damping. Drift of the scores alone causes no warning, because a model is more certain about rows
+that it was trained on than about other rows. The fit does not choose the option itself: after a strong drift of the target,
+full steps are better where the new level lasts and much worse where it does not, which nothing in the new rows tells.
 
 **Why not counts by bin**, which need no sample: they have no scores, no targets of regression and no extremes, which
 `Booster.drift` compares; a leaf refit has no bins; and histograms count rows only with some parameters
@@ -113,18 +115,21 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     if summary is None or not len(sample.values):
         return
     scores = _scores(model, sample.values, 1) if summary.scores else None
-    tallies = summary.tally(sample.values, scores, None)
+    tallies = summary.tally(sample.values, scores, sample.target)
     names = [repr(feature.name) for feature in model.features]
     records = summary.compare(tallies, names, ["the model's raw scores"] * model.n_outputs)
-    drifted = sorted((one for one in records if one["drift"] == "strong"), key=lambda one: one["chance"] - one["psi"])
-    if not any(one["what"] == "feature" for one in drifted):
+    drifted = [record for record in records if record["drift"] == "strong"]
+    if all(record["what"] == "score" for record in drifted):
         return
-    unique = list(dict.fromkeys(one["name"] for one in drifted))  # scores of several outputs have one entry
+    drifted.sort(key=lambda record: (record["what"] != "target", record["chance"] - record["psi"]))
+    shown = ("the target" if record["what"] == "target" else record["name"] for record in drifted)
+    unique = list(dict.fromkeys(shown))  # scores of several outputs have one entry
     rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     listed = ", ".join(unique[:_MOST_NAMES]) + rest
-    steps = damped_steps(asked, learning) or "steps are not damped"
+    damped = damped_steps(asked, learning)
+    steps = f"{damped}, and continue_steps='full' uses full steps" if damped else "steps are not damped"
     warn(
         f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "
-        f"{steps}. Booster.drift(data) tells more",
+        f"{steps}. Booster.drift(data, target) tells more",
         DriftWarning,
     )

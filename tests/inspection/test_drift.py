@@ -318,6 +318,29 @@ def test_drifted_data_are_warned_of_once(model: dboost.Booster, client: Client) 
         dboost.fit(STRANGE, "grade", start_from=model, max_iter=1)
 
 
+#: Targets before and after: base rates of two and three classes, numbers, counts.
+RATES = np.random.default_rng(5).random((2, 2000))
+MOVED = {
+    "base rate": ("log_loss", RATES[0] < 0.157, RATES[1] < 0.459),
+    "classes": ("log_loss", np.digitize(RATES[0], [0.2, 0.4]), np.digitize(RATES[1], [0.5, 0.8])),
+    "numbers": ("squared_error", RATES[0], RATES[1] + 0.5),
+    "counts": ("poisson", np.floor(3 * RATES[0]), np.floor(6 * RATES[1])),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_a_target_that_has_moved_is_named_with_the_option(case: str) -> None:
+    loss, before, after = MOVED[case]
+    X = np.random.default_rng(6).normal(size=(4000, 2))
+    first = dboost.fit(X[:2000], before, loss=loss, max_iter=20)
+    with pytest.warns(DriftWarning, match="the target.*steps are damped.* continue_steps='full'") as caught:
+        dboost.fit(X[2000:], after, start_from=first, max_iter=1)
+    assert "'f0'" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DriftWarning)
+        dboost.fit(X[2000:], before, start_from=first, max_iter=1)
+
+
 @pytest.mark.parametrize("n", [10, 60, 1000])
 def test_data_of_the_same_kind_are_not_warned_of(model: dboost.Booster, n: int) -> None:
     assert continued(NEW.iloc[:n], model) == []
