@@ -22,7 +22,7 @@ from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import is_lazy, is_path, predictions_like
-from dboost.data.output.predict_io import filtered
+from dboost.data.output.predict_io import filtered, offsets_of
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
 from dboost.files.atomic_write import write_whole
@@ -36,7 +36,13 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame,
 from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
-from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions
+from dboost.params import (
+    Parameters,
+    accepts_names_of_intervals,
+    accepts_names_of_predictions,
+    accepts_names_of_trees,
+    serves_peer_names,
+)
 from dboost.params.peer_names import unknown_attribute
 from dboost.prepared.prepared_dataset import is_prepared
 from dboost.schema import Feature, Level
@@ -68,6 +74,7 @@ else:  # imported at the first access: training and predicting need none of them
 Range = tuple[int, int]
 
 
+@serves_peer_names
 class Booster:
     """A trained model. `dboost.fit` and `dboost.load` return one.
 
@@ -528,7 +535,9 @@ class Booster:
         return self.outputs.interval_of(self.outputs.with_offset(raw, offset))
 
     @accepts_names_of_predictions
-    def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+    def decide(
+        self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
+    ) -> Any:
         """Choose the class with the lowest expected cost under the predicted probabilities.
 
         Parameters
@@ -537,7 +546,7 @@ class Booster:
         costs : float[n_classes, n_classes]
             ``costs[k, j]`` is the cost of predicting class k where the true class is j, in the order of `classes_`. A pandas
             frame with the classes as labels of rows and columns may have them in any order.
-        iteration_range, n_threads
+        iteration_range, n_threads, offset
             As in `predict`.
 
         Returns
@@ -554,23 +563,25 @@ class Booster:
         --------
         >>> booster.decide(frame, [[0, 5], [1, 0]])  # a missed second class costs 5     # doctest: +SKIP
         """
-        return self._through(X, self.outputs.decision(costs), iteration_range, n_threads)
+        return self._through(X, self.outputs.decision(costs), iteration_range, n_threads, offset)
 
     @accepts_names_of_predictions
-    def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
+    def staged_predict(
+        self, X: Any, raw_score: bool = False, n_threads: int | None = None, *, offset: Any = None
+    ) -> Iterator[Any]:
         """Yield what `predict` gives after one iteration, after two, and so on.
 
         Data in memory are read once, and each stage adds the trees of one iteration to the previous stage. For Dask the
         stages are lazy and independent of each other.
         """
-        return self._staged(X, self._form(raw_score), n_threads)
+        return self._staged(X, self._form(raw_score), n_threads, offset)
 
     @accepts_names_of_predictions
-    def staged_predict_proba(self, X: Any, n_threads: int | None = None) -> Iterator[Any]:
+    def staged_predict_proba(self, X: Any, n_threads: int | None = None, *, offset: Any = None) -> Iterator[Any]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
-        return self._staged(X, self.outputs.form("probability"), n_threads)
+        return self._staged(X, self.outputs.form("probability"), n_threads, offset)
 
-    @accepts_names_of_predictions
+    @accepts_names_of_trees
     def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Return the leaf that each row reaches in each tree; parameters and errors as of `predict`.
 
@@ -765,7 +776,18 @@ class Booster:
     # Interpretation.
 
     def importance(
-        self, kind: str = "friedman", data: Any = None, target: Any = None, *, per_class: bool = False, **how: Any
+        self,
+        kind: str = "friedman",
+        data: Any = None,
+        target: Any = None,
+        *,
+        per_class: bool = False,
+        sample_weight: Any = None,
+        offset: Any = None,
+        metric: Any = None,
+        n_repeats: int | None = None,
+        random_state: int | None = None,
+        n_threads: int | None = None,
     ) -> pd.Series | pd.DataFrame:
         """Return the importance of each feature, largest first and scaled to 100.
 
@@ -779,9 +801,16 @@ class Booster:
             For "permutation", which needs them: ideally held-out rows.
         per_class : bool, default False
             Return a frame with one column per class, each scaled to 100.
-        **how
-            For "permutation": `sample_weight`, `metric`, `n_repeats`, `random_state` and `n_threads`; see
-            `dboost.inspection.importance.permutation_importance`.
+        sample_weight, offset : as in `dboost.fit`, optional
+            For "permutation".
+        metric : str, dboost.metrics.Metric or callable, optional
+            For "permutation": a metric that applies to the loss. Default: the loss.
+        n_repeats : int, optional
+            For "permutation": permutations of each feature, at least 1. Default: 5.
+        random_state : int, optional
+            For "permutation": the seed. Default: 0.
+        n_threads : int, optional
+            For "permutation". Default: all processors that this process may use.
 
         Returns
         -------
@@ -801,8 +830,12 @@ class Booster:
         """
         if isinstance(data, bool):
             raise ParameterError(f"the second argument of importance is data: write importance({kind!r}, per_class={data})")
-        given = {name: value for name, value in (("data", data), ("target", target)) if value is not None}
-        return importance.importance(self.ensemble, kind, per_class, given | how)
+        options = {
+            "data": data, "target": target, "sample_weight": sample_weight, "offset": offset, "metric": metric,
+            "n_repeats": n_repeats, "random_state": random_state, "n_threads": n_threads,
+        }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not None}
+        return importance.importance(self.ensemble, kind, per_class, given)
 
     @cached_property
     def expected_value(self) -> float | np.ndarray:
@@ -814,7 +847,7 @@ class Booster:
         expected = shapley.expected_value(self.ensemble)
         return float(expected[0]) if len(expected) == 1 else expected
 
-    @accepts_names_of_predictions
+    @accepts_names_of_trees
     def shap_values(
         self,
         X: Any,
@@ -874,6 +907,7 @@ class Booster:
         centered: bool = False,
         max_rows: int = 1000,
         sample_weight: Any = None,
+        offset: Any = None,
         n_threads: int | None = None,
     ) -> pd.DataFrame:
         """Return how predictions depend on one or two features.
@@ -898,6 +932,8 @@ class Booster:
             Largest number of individual curves, evenly spaced over the data.
         sample_weight : name of a column, or one number per row of data in memory, optional
             Weights for means over rows.
+        offset : as `sample_weight`, optional
+            Where the raw scores of rows start, as in `predict`.
         n_threads : int, optional
             Default: all processors that this process may use.
 
@@ -922,9 +958,10 @@ class Booster:
         """
         return dependence.partial_dependence(
             self.ensemble, *dependence.in_order(data, features), kind=kind, grid=grid, scale=scale, centered=centered,
-            max_rows=max_rows, sample_weight=sample_weight, n_threads=n_threads,
+            max_rows=max_rows, roles=row_functions.ScoringRoles(sample_weight, offset), n_threads=n_threads,
         )  # fmt: skip
 
+    @accepts_names_of_trees
     def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
         """Compare other rows with the training rows.
 
@@ -974,6 +1011,7 @@ class Booster:
         """
         return drift.drift(self.ensemble, data, target, source)
 
+    @accepts_names_of_trees
     def additivity(
         self, data: Any, features: Any, *, max_rows: int = 10_000, sample_weight: Any = None
     ) -> pd.Series | pd.DataFrame:
@@ -1005,6 +1043,7 @@ class Booster:
         """
         return dependence.additivity(self.ensemble, *dependence.in_order(data, features), max_rows, sample_weight)
 
+    @accepts_names_of_trees
     def interaction_strength(
         self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
     ) -> pd.DataFrame:
@@ -1085,6 +1124,7 @@ class Booster:
         """
         return tree_diagram.plot_tree(self.ensemble, i, ax)
 
+    @accepts_names_of_trees
     def plot_shap_summary(
         self, X: Any, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None
     ) -> Any:
@@ -1102,11 +1142,13 @@ class Booster:
         """
         return attributions.plot_summary(self.ensemble, X, output, background, max_features, ax)
 
+    @accepts_names_of_trees
     def plot_shap_dependence(self, X: Any, feature: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
         """Plot a feature's Shapley values over its values; parameters as of `plot_shap_summary`."""
         X, feature = dependence.in_order(X, feature)
         return attributions.plot_dependence(self.ensemble, X, feature, output, background, ax)
 
+    @accepts_names_of_trees
     def plot_waterfall(
         self, X: Any, row: int = 0, *, output: Any = None, background: Any = None, max_features: int = 10, ax: Any = None
     ) -> Any:
@@ -1126,13 +1168,14 @@ class Booster:
         return attributions.plot_waterfall(self.ensemble, X, row, output, background, max_features, ax)
 
     def plot_calibration(
-        self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, n_bins: int = 10, ax: Any = None
-    ) -> Any:
+        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, output: Any = None, n_bins: int = 10,
+        ax: Any = None,
+    ) -> Any:  # fmt: skip
         """Plot the frequency of a class over its predicted probability, on held-out rows.
 
         Parameters
         ----------
-        data, target, sample_weight : as in `dboost.fit`
+        data, target, sample_weight, offset : as in `dboost.fit`
         output : class, optional
             Default: the last one.
         n_bins : int, default 10
@@ -1143,18 +1186,29 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight)
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
         return performance.draw_calibration(rows, output, n_bins, ax)
 
-    def plot_lift(self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, ax: Any = None) -> Any:
+    def plot_lift(
+        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, output: Any = None, ax: Any = None
+    ) -> Any:
         """Plot the fraction of a class that the most probable rows contain; parameters as of `plot_calibration`."""
-        return performance.draw_lift(row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight), output, ax)
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
+        return performance.draw_lift(rows, output, ax)
 
-    def plot_residuals(self, data: Any, target: Any, *, ax: Any = None) -> Any:
-        """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
-        return performance.draw_residuals(row_functions.EvaluatedRows(self.ensemble, data, target), target, ax)
+    def plot_residuals(self, data: Any, target: Any, *, offset: Any = None, ax: Any = None) -> Any:
+        """Plot target minus prediction over the prediction, on held-out rows; for regression models.
 
-    def plot_coverage(self, data: Any, target: Any, *, sample_weight: Any = None, n_bins: int = 10, ax: Any = None) -> Any:
+        Parameters
+        ----------
+        data, target, offset : as in `dboost.fit`
+        """
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, offset=offset)
+        return performance.draw_residuals(rows, target, ax)
+
+    def plot_coverage(
+        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, n_bins: int = 10, ax: Any = None
+    ) -> Any:
         """Plot which share of held-out targets `predict_interval` covers, over the width of the intervals.
 
         Rows are in groups by width; if all intervals are equally wide, by the middle of the interval. Rows other than those of
@@ -1162,7 +1216,7 @@ class Booster:
 
         Parameters
         ----------
-        data, target, sample_weight : as in `dboost.fit`
+        data, target, sample_weight, offset : as in `dboost.fit`
             With the column `by` of the calibration, if it has one.
         n_bins : int, default 10
             Groups of equally many rows, or of equal weight.
@@ -1173,10 +1227,10 @@ class Booster:
             If the model has not been calibrated.
         """
         by = None if self.calibration is None else self.calibration.by
-        data = row_functions.rereadable_rows(data, self.ensemble, target, sample_weight, by)
-        bounds = self.predict_interval(data)
+        data = row_functions.rereadable_rows(data, self.ensemble, target, sample_weight, offset, by)
+        bounds = self.predict_interval(data, offset=offset)
         bounds = np.asarray(bounds.compute() if hasattr(bounds, "compute") else bounds, np.float64)
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight)
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
         return performance.draw_coverage(rows, bounds, n_bins, ax)
 
     def report(
@@ -1186,6 +1240,7 @@ class Booster:
         target: Any = None,
         sample_weight: Any = None,
         *,
+        offset: Any = None,
         card: Mapping[str, str] | None = None,
     ) -> None:
         """Write a report as one HTML page without external resources: the model, its training, quality and interpretation.
@@ -1201,6 +1256,8 @@ class Booster:
             The rows' target, for metrics, calibration and lift, or residuals.
         sample_weight : name of a column, or one number per row of data in memory, optional
             Weights for metrics, calibration, lift, dependence and interactions.
+        offset : as `sample_weight`, optional
+            Where the raw scores of rows start, as in `predict`: for metrics, calibration, lift, residuals and dependence.
         card : mapping of str to str, optional
             Add a model card: these statements by heading ("Intended use", "Limitations", "Authors", …), a summary of the
             training data, and caveats that follow from the model, such as rare classes. May be empty. Default: no card.
@@ -1208,14 +1265,15 @@ class Booster:
         Raises
         ------
         ParameterError
-            For a target or weights without data.
+            For a target, weights or offsets without data.
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
-        page.write(self, path, data, target, sample_weight, card)
+        page.write(self, path, data, target, row_functions.ScoringRoles(sample_weight, offset), card)
 
     # Exports.
 
+    @accepts_names_of_trees
     def to_matrix(self, X: Any) -> Any:
         """Return rows in the form that exported models read: numbers, NaN where missing.
 
@@ -1327,16 +1385,19 @@ class Booster:
         features: tuple[Feature, ...] | None = None,
     ) -> Any:  # fmt: skip
         read = self.features if features is None else features
+        if offset is not None:
+            self.outputs.check_offset()  # of lazy data now, not when they are read
         return predict_through(X, function, features=read, named=self.ensemble.named, names=names, dtype=dtype, offset=offset)
 
-    def _staged(self, X: Any, form: OutputForm, n_threads: int | None) -> Iterator[Any]:
+    def _staged(self, X: Any, form: OutputForm, n_threads: int | None, offset: Any) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):
             for iteration in range(self.n_iter_):
-                yield self._through(X, form, (0, iteration + 1), n_threads)
+                yield self._through(X, form, (0, iteration + 1), n_threads, offset)
         else:
+            values = offsets_of(X, offset, self.features, self.ensemble.named)
             blocks = FeatureBlocks(X, self.features, self.ensemble.named)
             for raw in self._flat.staged_raw_scores(blocks, n_threads):
-                yield predictions_like(form.finish(raw), X, form.columns)
+                yield predictions_like(form.finish(self.outputs.with_offset(raw, values)), X, form.columns)
 
     def _finished(
         self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None

@@ -136,6 +136,8 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "append the predictions to the Delta table in the folder --output, as one version; the table is made if there is none"
     )
     command.add_argument("--delta", action="store_true", help=does)
+    does = "the column of DATA where raw scores start, as in the fit (log exposure, for example)"
+    command.add_argument("--offset", metavar="COL", help=does)
     does = "write this column of DATA beside the predictions; may be repeated"
     command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class or label")
@@ -161,6 +163,8 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--data", metavar="DATA", type=path_text, help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", type=target_text, help="the target of --data (for --html) or of --drift")
     command.add_argument("--weight", metavar="COL", help="what the rows of --data count for, in --dependence and --html")
+    does = "the column of --data where raw scores start, in --dependence and --html"
+    command.add_argument("--offset", metavar="COL", help=does)
     return command
 
 

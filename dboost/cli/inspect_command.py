@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.importance:
         frames["importance"] = _importance(booster)
     if arguments.dependence:
-        frames["dependence"] = _dependence(booster, arguments.dependence, arguments.data, arguments.weight)
+        frames["dependence"] = _dependence(booster, arguments)
     if arguments.drift:
         frames["drift"] = booster.drift(arguments.drift, arguments.target)
     if arguments.html:
-        booster.report(arguments.html, arguments.data, arguments.target, arguments.weight)
+        booster.report(arguments.html, arguments.data, arguments.target, arguments.weight, offset=arguments.offset)
         print(f"report in {arguments.html}", file=output_paths.summary_file(arguments.html))
     if arguments.json:
         found = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
@@ -86,8 +86,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ParameterError("--data is used by --dependence and --html only")
     if arguments.target and not (arguments.drift or (arguments.data and arguments.html)):
         raise ParameterError("--target needs --drift, or --data and --html")
-    if arguments.weight and not arguments.data:
-        raise ParameterError("--weight is a column of --data: name that too")
+    for option in ("weight", "offset"):
+        if getattr(arguments, option) and not arguments.data:
+            raise ParameterError(f"--{option} is a column of --data: name that too")
 
 
 def _load(path: str) -> Booster:
@@ -127,11 +128,13 @@ def _importance_table(found: pd.DataFrame) -> Table:
     return table
 
 
-def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | None) -> pd.DataFrame:
+def _dependence(booster: Booster, arguments: argparse.Namespace) -> pd.DataFrame:
+    wanted = arguments.dependence
     names = [wanted] if wanted in booster.feature_names_in_ else [name.strip() for name in wanted.split(",")]
-    found = booster.partial_dependence(data, names, grid=20 if len(names) == 1 else 8, sample_weight=weight)
-    found.attrs["features"] = names
-    return found
+    roles = {"sample_weight": arguments.weight, "offset": arguments.offset}
+    frame = booster.partial_dependence(arguments.data, names, grid=20 if len(names) == 1 else 8, **roles)
+    frame.attrs["features"] = names
+    return frame
 
 
 def _dependence_table(found: pd.DataFrame) -> Table:

@@ -2,9 +2,9 @@
 
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
 ``probability_<class>``; with ``--interval`` there are ``lower`` and ``upper``, with ``--distribution`` ``loc`` and ``scale``.
-Columns of ``--id`` come before them. With a ``/`` at the end the output is a folder with one Parquet file per partition of the
-input; ``-`` is CSV on standard output, and then the summary is on standard error. With ``--delta`` the rows are appended to a
-Delta table, as one version.
+Columns of ``--id`` come before them. Raw scores start at the column of ``--offset``. With a ``/`` at the end the output is a
+folder with one Parquet file per partition of the input; ``-`` is CSV on standard output, and then the summary is on standard
+error. With ``--delta`` the rows are appended to a Delta table, as one version.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     predict = getattr(booster, method)
     with cluster_at(arguments.scheduler, None) as client:
         row_filter = None if arguments.filter is None else filter_of(arguments.filter)
-        lazy = predict(arguments.data, filter=row_filter)
+        lazy = predict(arguments.data, filter=row_filter, offset=arguments.offset)
         prefix = "probability_" if arguments.proba else ""
         tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter, prefix)
         if arguments.delta:

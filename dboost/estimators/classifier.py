@@ -14,10 +14,11 @@ from dboost.errors import ParameterError
 from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
 from dboost.estimators.tags import add_tags_of_classes
-from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes
+from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes, serves_peer_names
 
 
 @documented
+@serves_peer_names
 class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     """Gradient boosted trees for classification, as a scikit-learn estimator.
 
@@ -70,12 +71,12 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         )
 
     @accepts_names_of_fits
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None) -> Any:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None, *, offset: Any = None) -> Any:
         """Continue the model with more data; the first call trains one.
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y, sample_weight, offset
             As in `fit`. New categories are accepted, and y may lack some classes.
         classes : sequence, optional
             All classes of this and later calls; for the first call (later ones may repeat it). Default: those in y.
@@ -91,7 +92,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         known = getattr(self, "classes_", None)
         if classes is not None and known is not None and sorted(map(str, classes)) != sorted(map(str, known)):
             raise ParameterError(f"classes={list(classes)!r}: the first call of partial_fit said {known.tolist()!r}")
-        return self._partial_fit(X, as_targets(y), sample_weight, classes)
+        return self._partial_fit(X, as_targets(y), sample_weight, offset, classes)
 
     def _set_model(self, booster: Booster) -> None:
         super()._set_model(booster)
@@ -112,12 +113,13 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         """
         return self._predict_with(X, "predict_proba", iteration_range=iteration_range, offset=offset)
 
+    @accepts_names_of_predictions
     def predict_log_proba(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Return the logarithms of what `predict_proba` returns."""
         return np.log(self.predict_proba(X, iteration_range=iteration_range, offset=offset))
 
     @accepts_names_of_predictions
-    def decision_function(self, X: Any, *, iteration_range: Range | None = None) -> Any:
+    def decision_function(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Return raw scores; parameters as of `predict`.
 
         Those of a forest are probabilities, from which one half is subtracted where the sign decides: for two classes and for
@@ -128,7 +130,14 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         array (n,) of the second class's log odds for two classes, else (n, n_classes) or (n, n_labels), or a lazy Dask
         collection
         """
-        return self._from_even(self._predict_with(X, "predict", raw_score=True, iteration_range=iteration_range))
+        arguments = {"iteration_range": iteration_range, "offset": offset}
+        return self._from_even(self._predict_with(X, "predict", raw_score=True, **arguments))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, offset: Any = None) -> float:
+        """Return the accuracy of the predictions; parameters as of `fit` and `predict`."""
+        from sklearn.metrics import accuracy_score  # takes 0.5 s to import
+
+        return float(accuracy_score(y, self.predict(X, offset=offset), sample_weight=sample_weight))
 
     def _from_even(self, raw: Any) -> Any:
         """Return raw scores relative to those at which two classes are equally probable."""
@@ -138,10 +147,12 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         even = np.array([part.link.even_score for part in loss.parts or (loss,)])
         return raw - even if even.any() else raw
 
-    def staged_predict_proba(self, X: Any) -> Iterator[Any]:
+    @accepts_names_of_predictions
+    def staged_predict_proba(self, X: Any, *, offset: Any = None) -> Iterator[Any]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
-        yield from self._staged_predict_with(X, "staged_predict_proba")
+        yield from self._staged_predict_with(X, "staged_predict_proba", offset=offset)
 
-    def staged_decision_function(self, X: Any) -> Iterator[Any]:
+    @accepts_names_of_predictions
+    def staged_decision_function(self, X: Any, *, offset: Any = None) -> Iterator[Any]:
         """Yield what `decision_function` gives after one iteration, after two, and so on."""
-        yield from map(self._from_even, self._staged_predict_with(X, "staged_predict", raw_score=True))
+        yield from map(self._from_even, self._staged_predict_with(X, "staged_predict", raw_score=True, offset=offset))

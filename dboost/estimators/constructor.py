@@ -21,6 +21,7 @@ from dboost.data.columns.roles import ROLES
 from dboost.errors import ParameterError
 from dboost.estimators.validation import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
 from dboost.params import TreeParameters, accepts_peer_names, documentation, entry, learning_keywords
+from dboost.params.peer_names import MODEL_ALIASES, MODEL_HINTS
 from dboost.training.auto_iterations import ROUNDS, is_auto, is_share
 from dboost.training.callbacks import Callback
 
@@ -56,7 +57,7 @@ class EstimatorParameters(TreeParameters, total=False):
     early_stopping: bool | str
     scoring: Any
     validation_fraction: float | int | None
-    n_iter_no_change: int
+    n_iter_no_change: int | None
     tol: float
     verbose: int
 
@@ -120,9 +121,10 @@ OWN = {
     ),
     "n_iter_no_change": OwnParameter(
         DEFAULT_ROUNDS,
-        "int >= 1",
-        f'Iterations without improvement before training stops; with ``max_iter="auto"`` {ROUNDS} unless it is given.',
-        (lambda v: is_count(v) and v >= 1, "an integer of at least 1"),
+        "int >= 1 or None",
+        f'Iterations without improvement before training stops; with ``max_iter="auto"`` {ROUNDS} unless it is given. None: '
+        'the default, and no early stopping with ``early_stopping="auto"``.',
+        (lambda v: v is None or (is_count(v) and v >= 1), "an integer of at least 1, or None"),
     ),
     "tol": OwnParameter(
         DEFAULT_TOLERANCE,
@@ -190,6 +192,8 @@ accepts_names_of_fits = partial(
     hints={"group": "dboost.fit and dboost.prepare take groups, and fit takes their data set"},
     belongs=_place,
 )
+#: Decorates the other methods that take targets.
+accepts_names_of_targets = partial(accepts_peer_names, aliases=MODEL_ALIASES, hints=MODEL_HINTS, belongs=_place)
 
 
 _RUNNING = """\

@@ -37,7 +37,14 @@ from dboost.data.kinds.tables_in_memory import no_table
 from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
-from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, check_settings, constructor, is_count
+from dboost.estimators.constructor import (
+    EstimatorParameters,
+    accepts_names_of_fits,
+    accepts_names_of_targets,
+    check_settings,
+    constructor,
+    is_count,
+)
 from dboost.estimators.model_access import ModelAccess
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
@@ -50,6 +57,7 @@ from dboost.params import (
     accepts_names_of_predictions,
     accepts_peer_names,
     canonical,
+    serves_peer_names,
 )
 from dboost.params.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
@@ -241,6 +249,7 @@ class StartingModel(NamedTuple):
         return True
 
 
+@serves_peer_names
 class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     """Base class of the estimators, with the arguments that both have."""
 
@@ -332,7 +341,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         before = self.booster_.n_iter_ if self.warm_start and hasattr(self, "booster_") else 0
         return max(self.max_iter - before, 0)
 
-    def _partial_fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Any:
+    def _partial_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, classes: Any = None) -> Any:
         """Continue the estimator's model; the first call trains one."""
         for name in ("checkpoint", "start_from", "init_model"):
             if self.get_params(deep=False)[name] is not None:
@@ -340,7 +349,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         model = getattr(self, "booster_", None)
         if model is not None:
             self._check_features(X)
-        return self._train(X, y, sample_weight, continued=model, classes=classes)
+        return self._train(X, y, sample_weight, offset, continued=model, classes=classes)
 
     def _train(
         self,
@@ -467,7 +476,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             return StartingModel(WarmStart.same_data(self.booster_.ensemble), self.booster_, True)
         return StartingModel(WarmStart.same_data(None), None, False)
 
-    @accepts_names_of_fits
+    @accepts_names_of_targets
     def refit_leaves(
         self,
         X: Any,
@@ -638,9 +647,10 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """
         return self._predict_with(X, "predict", iteration_range=iteration_range, offset=offset)
 
-    def staged_predict(self, X: Any) -> Iterator[Any]:
+    @accepts_names_of_predictions
+    def staged_predict(self, X: Any, *, offset: Any = None) -> Iterator[Any]:
         """Yield what `predict` gives after one iteration, after two, and so on."""
-        yield from self._staged_predict_with(X, "staged_predict")
+        yield from self._staged_predict_with(X, "staged_predict", offset=offset)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -9,10 +9,12 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dboost.booster import Booster, load
+from dboost.params import accepts_names_of_trees, serves_peer_names
 from dboost.params.peer_names import unknown_attribute
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 
 
+@serves_peer_names
 class ModelAccess:
     """Base class of the estimators with these attributes and methods."""
 
@@ -54,6 +56,7 @@ class ModelAccess:
     def _set_loaded(self, booster: Booster) -> None:
         raise NotImplementedError
 
+    @accepts_names_of_trees
     def apply(self, X: Any, *, iteration_range: tuple[int, int] | None = None) -> Any:
         """Return the leaf that each row reaches in each tree, as `Booster.apply`.
 

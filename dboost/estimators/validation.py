@@ -71,7 +71,7 @@ class EarlyStoppingPolicy:
     def _rounds(self) -> int:
         settings = self.estimator
         if not self.is_auto:
-            return int(settings.n_iter_no_change)
+            return int(settings.n_iter_no_change or DEFAULT_ROUNDS)
         given = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
         return int(settings.early_stopping_rounds or given or ROUNDS)
 
@@ -89,7 +89,7 @@ class EarlyStoppingPolicy:
         own_rule = settings.early_stopping_rounds is not None and not self.is_auto
         by_score = bool(settings.early_stopping)
         if settings.early_stopping == "auto":
-            by_score = n_rows > MANY_ROWS and settings.boosting != FOREST
+            by_score = n_rows > MANY_ROWS and settings.boosting != FOREST and settings.n_iter_no_change is not None
         by_score = self.is_auto or (by_score and not own_rule)
         self.stops = by_score or own_rule
 

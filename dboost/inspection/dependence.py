@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise, product
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -54,9 +54,19 @@ from dboost.data.kinds.table_kinds import is_stream
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance
-from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, sample, weighted_rows
+from dboost.inspection.row_functions import (
+    NO_ROLES,
+    Block,
+    Key,
+    ScoringRoles,
+    at_least_one,
+    over_blocks,
+    rows_with_roles,
+    sample,
+)
 from dboost.inspection.shapley import check_counts, goes_left, shares
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree
+from dboost.model.outputs import Outputs
 from dboost.schema import Feature
 
 
@@ -255,7 +265,7 @@ def partial_dependence(
     scale: str = "raw",
     centered: bool = False,
     max_rows: int = 1000,
-    sample_weight: Any = None,
+    roles: ScoringRoles = NO_ROLES,
     n_threads: int | None = None,
 ) -> pd.DataFrame:
     """Return partial dependence; `Booster.partial_dependence` documents it."""
@@ -266,28 +276,30 @@ def partial_dependence(
     if data is None and kind != "average":
         raise ParameterError(f"kind={kind!r} needs rows: pass data=…")
     max_rows = at_least_one("max_rows", max_rows)
-    if sample_weight is not None and (data is None or kind == "individual"):
+    if roles.sample_weight is not None and (data is None or kind == "individual"):
         why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
-    data = weighted_rows(data, ensemble, sample_weight)
-    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight, chosen)[1]
+    if roles.offset is not None and data is None:
+        raise ParameterError("offset belongs to rows, and there are none: pass data=…")
+    data = rows_with_roles(data, ensemble, roles)
+    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, roles, chosen)[1]
     on = axes(ensemble, chosen, grid, rows)
-    at, finish = points(on), _unchanged if scale == "raw" else ensemble.outputs.linked
+    at, finish = points(on), partial(_finished, ensemble.outputs, scale == "prediction")
     numbers: np.ndarray | None = None
     counts: np.ndarray | None = None
     if data is None:
         matrix = np.full((len(at), len(ensemble.features)), np.nan)
         matrix[:, chosen] = at
-        values = finish(Traversal(ensemble)(chosen, matrix))[None]
+        values = finish(Traversal(ensemble)(chosen, matrix), None)[None]
     elif kind == "individual":
-        numbers, block = sample(data, ensemble, max_rows)
+        numbers, block = sample(data, ensemble, max_rows, roles)
         curves = PredictReplaced(ensemble, chosen, at, finish, n_threads)
-        values = np.stack([curves.values(block.block, point) for point in range(len(at))], axis=1)
+        values = np.stack([curves.values(block, point) for point in range(len(at))], axis=1)
     else:
         function: Any = PredictReplaced(ensemble, chosen, at, finish, n_threads)
         if kind == "conditional":
             function = PredictGrouped(ensemble, on, len(at), finish, n_threads)
-        values, counts = _means(over_blocks(data, ensemble, function, sample_weight))
+        values, counts = _means(over_blocks(data, ensemble, function, roles))
     if centered:
         values = values - np.nanmean(values, axis=1, keepdims=True)
     names = ensemble.outputs.names if scale == "raw" else ensemble.outputs.linked_names
@@ -399,12 +411,13 @@ class _CountedTree(NamedTuple):
         return found
 
 
-#: Converts raw scores (float64[n, n_outputs]) to the scale of the result.
-Finish = Callable[[np.ndarray], np.ndarray]
+#: Converts raw scores (float64[n, n_outputs]) to the scale of the result, given the offsets of the rows (float64[n]) or None.
+Finish = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
 
-def _unchanged(raw: np.ndarray) -> np.ndarray:
-    return raw
+def _finished(outputs: Outputs, linked: bool, raw: np.ndarray, offset: np.ndarray | None) -> np.ndarray:
+    scores = outputs.with_offset(raw, offset)
+    return outputs.linked(scores) if linked else scores
 
 
 #: For each point: exact sums by output, the exact sum of the weights, and the number of rows.
@@ -418,14 +431,14 @@ class PredictReplaced:
         self._flat, self._targets, self._at = FlatEnsemble(ensemble), targets, at
         self._finish, self._n_threads = finish, n_threads
 
-    def values(self, block: np.ndarray, point: int) -> np.ndarray:
+    def values(self, rows: Block, point: int) -> np.ndarray:
         """float64[n, n_outputs]"""
-        changed = block.astype(np.float64)
+        changed = rows.block.astype(np.float64)
         changed[:, self._targets] = self._at[point]
-        return self._finish(self._flat.raw_scores(changed, n_threads=self._n_threads))
+        return self._finish(self._flat.raw_scores(changed, n_threads=self._n_threads), rows.offset)
 
     def __call__(self, key: Key, rows: Block) -> Totals:
-        return [_totals(self.values(rows.block, point), rows.weight) for point in range(len(self._at))]
+        return [_totals(self.values(rows, point), rows.weight) for point in range(len(self._at))]
 
 
 class PredictGrouped:
@@ -441,7 +454,7 @@ class PredictGrouped:
         for axis in self._on:
             nearest = _nearest(axis, block[:, axis.position].astype(np.float64))
             cell = np.where((cell < 0) | (nearest < 0), -1, cell * len(axis.values) + nearest)
-        values = self._finish(self._flat.raw_scores(block, n_threads=self._n_threads))
+        values = self._finish(self._flat.raw_scores(block, n_threads=self._n_threads), rows.offset)
         order = np.argsort(cell, kind="stable")
         borders = np.searchsorted(cell[order], np.arange(self._n_points + 1))
         groups = [order[a:b] for a, b in pairwise(borders)]
@@ -574,7 +587,7 @@ def interaction_strength(
 
 def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """A sample of the rows and their weights."""
-    block = sample(data, ensemble, at_least_one("max_rows", max_rows), weight)[1]
+    block = sample(data, ensemble, at_least_one("max_rows", max_rows), ScoringRoles(weight))[1]
     if block.weight is not None and not block.weight.any():
         raise DataError("inspect: no selected row has a weight above 0")
     return block.block, block.weight

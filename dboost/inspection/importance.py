@@ -121,6 +121,7 @@ def permutation_importance(
     target: Any,
     *,
     sample_weight: Any = None,
+    offset: Any = None,
     metric: str | None = None,
     n_repeats: int = 5,
     random_state: int = 0,
@@ -131,7 +132,7 @@ def permutation_importance(
     Parameters
     ----------
     ensemble : Ensemble
-    data, target, sample_weight : as in `dboost.fit`
+    data, target, sample_weight, offset : as in `dboost.fit`
         Ideally held-out rows.
     metric : str, optional
         A metric that applies to the loss. Default: the loss.
@@ -163,7 +164,8 @@ def permutation_importance(
     scored_by = find_metrics(metric, loss)[0]
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
     options = ReadOptions(n_threads)
-    with open_table(data, target, sample_weight=sample_weight, like=ensemble.features, options=options) as table:
+    roles = {"sample_weight": sample_weight, "offset": offset}
+    with open_table(data, target, **roles, like=ensemble.features, options=options) as table:
         y = encode_like(table, Target(loss, ensemble.classes, ensemble.classes_dtype))
         scorer = _Scorer(ensemble, table, y, scored_by, n_threads)
         score = scorer.score()
@@ -189,7 +191,7 @@ class _Scorer:
 
     def __init__(self, ensemble: Ensemble, table: Table, y: np.ndarray, metric: MetricReduction, n_threads: int | None) -> None:
         self._flat, self._table, self._y, self._metric, self._n_threads = FlatEnsemble(ensemble), table, y, metric, n_threads
-        self._loss = losses.from_dict(ensemble.loss)
+        self._loss, self._outputs = losses.from_dict(ensemble.loss), ensemble.outputs
         self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)
         # Magnitudes on the unchanged data; the exact sums have spare bits for numbers a thousand times larger.
         magnitudes = []
@@ -215,6 +217,7 @@ class _Scorer:
             if feature is not None and values is not None:
                 block = block.astype(np.result_type(block, values))
                 block[:, feature] = values[rows]
-            raw = self._flat.raw_scores(block, n_threads=self._n_threads)
+            offset = None if self._table.offset is None else self._table.offset[rows]
+            raw = self._outputs.with_offset(self._flat.raw_scores(block, n_threads=self._n_threads), offset)
             weight = None if self._table.weight is None else self._table.weight[rows]
             yield ScoredRows(self._y[..., rows], raw.T, weight, self._loss, self._size, block)

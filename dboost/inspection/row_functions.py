@@ -5,8 +5,8 @@ partition, to streams batch by batch. Partitions are processed by Dask's schedul
 only the function's result is returned. So statistics that are exact sums are the same for any partitioning, and a collection or
 a stream may be larger than memory. A stream that is read twice is stored in temporary files (`rereadable_rows`).
 
-Rows may have weights: the name of a column works for every kind of table, because the column is read as one more column of
-the block; an array of values works for tables in memory only.
+Rows may have weights and offsets (`ScoringRoles`): the name of a column works for every kind of table, because the column is
+read as one more column of the block; an array of values works for tables in memory only.
 
 `EvaluatedRows` have a target and the model's raw scores: input of metrics, calibration, lift and residuals.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,21 +45,35 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Encoded rows (see `feature_block`) with their weights. Functions that take data also take a `Block`."""
+    """Encoded rows (see `feature_block`) with their weights and offsets. Functions that take data also take a `Block`."""
 
     #: float32 or float64 [n, n_features].
     block: np.ndarray
     #: float64[n], or None.
     weight: np.ndarray | None = None
+    #: float64[n], or None.
+    offset: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.block)
 
     def __getitem__(self, rows: Any) -> Block:
-        return Block(self.block[rows], None if self.weight is None else self.weight[rows])
+        return Block(self.block[rows], *(None if values is None else values[rows] for values in (self.weight, self.offset)))
 
 
-def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], T], weight: Any = None) -> list[T]:
+class ScoringRoles(NamedTuple):
+    """Numbers of rows beside their features, as users give them: names of columns, or one number per row of a table in memory;
+    None for rows without."""
+
+    sample_weight: Any = None
+    offset: Any = None
+
+
+#: Of rows that have none.
+NO_ROLES = ScoringRoles()
+
+
+def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], T], roles: ScoringRoles = NO_ROLES) -> list[T]:
     """Return ``function(key, block)`` for every partition or batch that has rows, in order; of sparse ones for blocks of rows.
 
     Parameters
@@ -69,37 +83,37 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], 
         Its features are the columns of the block.
     function : callable
         Takes the number of the partition and that of the block's first row in it, and the block.
-    weight : str, or one number per row of a table in memory, optional
-        Weights of the rows.
+    roles : ScoringRoles, optional
+        Weights and offsets of the rows.
 
     Raises
     ------
     DataError
-        Naming the missing or unreadable column; for invalid weights; or if there are no rows.
+        Naming the missing or unreadable column; for invalid weights or offsets; or if there are no rows.
     InputTypeError
-        For an array of weights with a Dask collection, a path or a stream, or a name of a column with an array.
+        For arrays of weights or offsets with a Dask collection, a path or a stream, or a name of a column with an array.
     """
     if in_parts(data):
-        column = _column(weight, ensemble, data)
-        others = () if column is None else (column,)
+        columns = _columns(roles, ensemble, data)
+        others = [*dict.fromkeys(column for column in columns if column is not None)]
         features = *ensemble.features, *map(Feature, others)
-        parts = on_partitions(partial(_applied, function, features, ensemble.named, column), data, ensemble, *others)
-        found = [one for part in parts for one in part]
+        parts = on_partitions(partial(_applied, function, features, ensemble.named, columns), data, ensemble, *others)
+        results = [result for part in parts for result in part]
     else:
-        found = [function((0, first), block) for first, block in _in_memory(data, ensemble, weight)[1] if len(block)]
-    if not found:
+        results = [function((0, first), block) for first, block in _in_memory(data, ensemble, roles)[1] if len(block)]
+    if not results:
         raise DataError("inspect: the data have no rows")
-    return found
+    return results
 
 
 def sample(
-    data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None, columns: list[int] | None = None
+    data: Any, ensemble: Ensemble, n_rows: int, roles: ScoringRoles = NO_ROLES, columns: list[int] | None = None
 ) -> tuple[np.ndarray, Block]:
     """Return at most `n_rows` rows, evenly spaced over the whole data and hence the same for any partitioning.
 
     Parameters
     ----------
-    data, ensemble, weight
+    data, ensemble, roles
         As of `over_blocks`.
     n_rows : int
     columns : list of int, optional
@@ -111,7 +125,7 @@ def sample(
         Positions of the rows in the data.
     block : Block
     """
-    return _some_rows(data, ensemble, lambda n: _spaced(n, n_rows), weight, columns)
+    return _some_rows(data, ensemble, lambda n: _spaced(n, n_rows), roles, columns)
 
 
 def row_of(data: Any, ensemble: Ensemble, row: Any) -> np.ndarray:
@@ -126,34 +140,40 @@ def row_of(data: Any, ensemble: Ensemble, row: Any) -> np.ndarray:
 
 
 def _some_rows(
-    data: Any, ensemble: Ensemble, choose: Callable[[int], np.ndarray], weight: Any = None, columns: list[int] | None = None
+    data: Any,
+    ensemble: Ensemble,
+    choose: Callable[[int], np.ndarray],
+    roles: ScoringRoles = NO_ROLES,
+    columns: list[int] | None = None,
 ) -> tuple[np.ndarray, Block]:
     """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
     of_block: dict[Key, np.ndarray] = {}
     pick: Callable[[Key, Block], tuple[Key, int, Block]] = partial(
         _picked, of_block, slice(None) if columns is None else columns
     )
-    data = weighted_rows(data, ensemble, weight)
+    data = rows_with_roles(data, ensemble, roles)
     if in_parts(data):
-        counted = over_blocks(data, ensemble, _length, weight)  # with the same columns, so that batches are the same
+        counted = over_blocks(data, ensemble, _length, roles)  # with the same columns, so that batches are the same
         numbers = choose(sum(length for _, length in counted))
         start = 0
         for key, length in counted:
             of_block[key] = _within(numbers, start, length)
             start += length
-        found = over_blocks(data, ensemble, pick, weight)
-        _check_same(dict(counted), {key: length for key, length, _ in found})
-        picked = [block for *_, block in found]
+        chosen = over_blocks(data, ensemble, pick, roles)
+        _check_same(dict(counted), {key: length for key, length, _ in chosen})
+        picked = [block for *_, block in chosen]
     else:
-        n, blocks = _in_memory(data, ensemble, weight)
+        n, blocks = _in_memory(data, ensemble, roles)
         if not n:
             raise DataError("inspect: the data have no rows")
         numbers, picked = choose(n), []
         for first, block in blocks:
             of_block[0, first] = _within(numbers, first, len(block))
             picked.append(pick((0, first), block)[-1])
-    weights = [one.weight for one in picked if one.weight is not None]
-    return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
+    weights = [block.weight for block in picked if block.weight is not None]
+    offsets = [block.offset for block in picked if block.offset is not None]
+    beside = (np.concatenate(values) if values else None for values in (weights, offsets))
+    return numbers, Block(np.concatenate([block.block for block in picked]), *beside)
 
 
 def _check_same(counted: dict[Key, int], found: dict[Key, int]) -> None:
@@ -187,51 +207,78 @@ def at_least_one(name: str, value: Any) -> int:
     return int(value)
 
 
-def _in_memory(data: Any, ensemble: Ensemble, weight: Any) -> tuple[int, Iterable[tuple[int, Block]]]:
+def _in_memory(data: Any, ensemble: Ensemble, roles: ScoringRoles) -> tuple[int, Iterable[tuple[int, Block]]]:
     """Return the number of rows of a table in memory, and its blocks with the positions of their first rows."""
     if isinstance(data, Block):
         return len(data), [(0, data)]
-    column = _column(weight, ensemble, data)
-    features = ensemble.features if column is None else (*ensemble.features, Feature(column))
+    columns = _columns(roles, ensemble, data)
+    features = *ensemble.features, *(Feature(name) for name in dict.fromkeys(columns) if name is not None)
     blocks = FeatureBlocks(data, features, ensemble.named, what="inspect")
-    if column is not None or weight is None:
-        return len(blocks), ((rows.start, _split(block, column)) for rows, block in blocks)
-    weights = np.asarray(weight, np.float64)
-    if weights.shape not in ((len(blocks),), (len(blocks), 1)):
-        raise DataError(f"sample_weight has the shape {weights.shape}, but there are {len(blocks)} rows")
-    values = _checked(weights.reshape(-1), "sample_weight")
-    return len(blocks), ((rows.start, Block(block, values[rows])) for rows, block in blocks)
+    values = [
+        _values_of(role, given, len(blocks)) if given is not None and column is None else None
+        for role, given, column in zip(roles._fields, roles, columns, strict=True)
+    ]
+    return len(blocks), ((rows.start, _with_values(_split(block, columns), values, rows)) for rows, block in blocks)
 
 
-def _column(weight: Any, ensemble: Ensemble, data: Any) -> str | None:
-    """The name of the column of weights, or None."""
-    name = column_named(weight, data)
+def _values_of(role: str, given: Any, n_rows: int) -> np.ndarray:
+    """Return the values of a role, one per row."""
+    values = np.asarray(given, np.float64)
+    if values.shape not in ((n_rows,), (n_rows, 1)):
+        raise DataError(f"{role} has the shape {values.shape}, but there are {n_rows} rows")
+    return _checked(values.reshape(-1), role, role)
+
+
+def _with_values(block: Block, values: Sequence[np.ndarray | None], rows: slice) -> Block:
+    """Return a block with values of roles that are no columns. rows : of the block in the table."""
+    weight, offset = (None if of_role is None else of_role[rows] for of_role in values)
+    return Block(block.block, block.weight if weight is None else weight, block.offset if offset is None else offset)
+
+
+#: The name of the column of each role, None for a role that is no column; see `ScoringRoles`.
+Columns = tuple[str | None, ...]
+
+
+def _columns(roles: ScoringRoles, ensemble: Ensemble, data: Any) -> Columns:
+    """Return the columns of the roles of rows."""
+    return tuple(_column(role, given, ensemble, data) for role, given in zip(roles._fields, roles, strict=True))
+
+
+def _column(role: str, given: Any, ensemble: Ensemble, data: Any) -> str | None:
+    """Return the name of the column of a role, or None."""
+    name = column_named(given, data)
     if name is None:
-        if weight is not None and in_parts(data):
-            raise InputTypeError(
-                "sample_weight must be the name of a column when the rows are a Dask collection, a path or a stream"
-            )
+        if given is not None and in_parts(data):
+            raise InputTypeError(f"{role} must be the name of a column when the rows are a Dask collection, a path or a stream")
         return None
     if not ensemble.named:
-        raise InputTypeError(f"sample_weight={weight!r}: arrays have no names of columns, so give one number for each row")
+        raise InputTypeError(f"{role}={given!r}: arrays have no names of columns, so give one number for each row")
     if name in {feature.name for feature in ensemble.features}:
-        raise InputTypeError(f"sample_weight={weight!r} is a feature of the model")
+        raise InputTypeError(f"{role}={given!r} is a feature of the model")
     return name
 
 
-def _split(matrix: np.ndarray, column: str | None) -> Block:
-    """Split off the last column of a matrix as the weight, if there is a column of weights."""
-    if column is None:
+def _split(matrix: np.ndarray, columns: Columns) -> Block:
+    """Split the columns of roles off a matrix; they follow the features."""
+    names = [*dict.fromkeys(name for name in columns if name is not None)]
+    if not names:
         return Block(matrix)
-    weight = _checked(matrix[:, -1].astype(np.float64), f"sample_weight {column!r}")
-    return Block(np.ascontiguousarray(matrix[:, :-1]), weight)
+    n = matrix.shape[1] - len(names)
+    values = [
+        None if name is None else _checked(matrix[:, n + names.index(name)].astype(np.float64), role, f"{role} {name!r}")
+        for role, name in zip(ScoringRoles._fields, columns, strict=True)
+    ]
+    return Block(np.ascontiguousarray(matrix[:, :n]), *values)
 
 
-def _checked(weight: np.ndarray, what: str) -> np.ndarray:
-    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+def _checked(values: np.ndarray, role: str, what: str) -> np.ndarray:
+    """Return the values of a role. what : the role in messages."""
+    is_weight = role == "sample_weight"
+    wrong = np.flatnonzero(~np.isfinite(values) | (is_weight & (values < 0)))
     if len(wrong):
-        raise DataError(f"{what} is missing, infinite or negative in {len(wrong)} rows, first in row {wrong[0]}")
-    return weight
+        kinds = "missing, infinite or negative" if is_weight else "missing or infinite"
+        raise DataError(f"{what} is {kinds} in {len(wrong)} rows, first in row {wrong[0]}")
+    return values
 
 
 def _spaced(n: int, wanted: int) -> np.ndarray:
@@ -248,15 +295,15 @@ def _picked(of_block: dict[Key, np.ndarray], columns: list[int] | slice, key: Ke
     if chosen is None or (len(chosen) and chosen[-1] >= len(block)):
         chosen = np.empty(0, np.int64)
     some = block[chosen]
-    return key, len(block), Block(some.block[:, columns], some.weight)
+    return key, len(block), replace(some, block=some.block[:, columns])
 
 
 def _applied(
-    function: Callable[[Key, Block], T], features: tuple[Feature, ...], named: bool, weight: str | None, data: Any, part: int
+    function: Callable[[Key, Block], T], features: tuple[Feature, ...], named: bool, columns: Columns, data: Any, part: int
 ) -> list[T]:
-    """Return the results of a function for a partition's blocks with rows. weight : the last of the features, or None."""
+    """Return the results of a function for a partition's blocks with rows. columns : of roles, the last of the features."""
     blocks = FeatureBlocks(data, features, named, what="inspect")
-    return [function((part, rows.start), _split(block, weight)) for rows, block in blocks if len(block)]
+    return [function((part, rows.start), _split(block, columns)) for rows, block in blocks if len(block)]
 
 
 def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
@@ -328,14 +375,14 @@ def rereadable_rows(data: Any, ensemble: Ensemble, *roles: Any) -> Any:
     return rereadable(data, columns, "inspect")
 
 
-def weighted_rows(data: Any, ensemble: Ensemble, weight: Any, *roles: Any) -> Any:
-    """Return rows as `rereadable_rows` does, with weights as of `over_blocks`.
+def rows_with_roles(data: Any, ensemble: Ensemble, roles: ScoringRoles, *others: Any) -> Any:
+    """Return rows as `rereadable_rows` does, with roles as of `over_blocks`, and others.
 
-    Values are refused as weights of a stream, also of a small one, which is kept in memory.
+    Values are refused as roles of a stream, also of a small one, which is kept in memory.
     """
     if is_stream(data):
-        _column(weight, ensemble, data)
-    return rereadable_rows(data, ensemble, weight, *roles)
+        _columns(roles, ensemble, data)
+    return rereadable_rows(data, ensemble, *roles, *others)
 
 
 def _named(role: Any, data: Any, names: Sequence[str]) -> list[str]:
@@ -357,7 +404,7 @@ class EvaluatedRows:
     Parameters
     ----------
     ensemble : Ensemble
-    data, target, sample_weight : as in `dboost.fit`
+    data, target, sample_weight, offset : as in `dboost.fit`
 
     Attributes
     ----------
@@ -369,16 +416,17 @@ class EvaluatedRows:
         Of the model.
     """
 
-    def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
+    def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None, offset: Any = None) -> None:
         self._outputs, self.calibration = ensemble.outputs, ensemble.calibration
         self._loss = self._outputs.loss
         check_order_of_targets(with_named_targets(target, data), self._loss)
-        with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
+        with open_table(data, target, sample_weight=sample_weight, offset=offset, like=ensemble.features) as table:
             known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)
             self.weight = table.weight
             flat = FlatEnsemble(ensemble)
-            self.raw = np.concatenate([flat.raw_scores(block) for block in row_matrices(table, None)])
+            raw = np.concatenate([flat.raw_scores(block) for block in row_matrices(table, None)])
+            self.raw = self._outputs.with_offset(raw, table.offset)
 
     def of_class(self, wanted: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return whether rows belong to a class (bool[n]), its predicted probability (float64[n]) and its name.

@@ -167,9 +167,19 @@ class Outputs:
         """Return raw scores with the offsets of their rows (float64[n]) added."""
         if offset is None:
             return raw
+        self.check_offset()
         shifted = raw.copy()
         shifted[:, self.offset_outputs] += offset[:, None]
         return shifted
+
+    def check_offset(self) -> None:
+        """Raise a ParameterError if raw scores are probabilities, to which no offset can be added."""
+        from dboost.losses.brier import HalfBrier
+
+        if any(stored["name"] == HalfBrier.name for stored in self.stored_loss.get("losses", [self.stored_loss])):
+            raise ParameterError(
+                "offset is added to raw scores, and those of a forest of classes are probabilities: leave it out"
+            )
 
     def distribution(self) -> OutputForm:
         """Return the form of the distributions of the rows' targets; ParameterError for a model without."""

@@ -15,6 +15,7 @@ from dboost.params.parameters import (
     TreeParameters,
     accepts_names_of_intervals,
     accepts_names_of_predictions,
+    accepts_names_of_trees,
     accepts_peer_names,
     canonical,
     documentation,
@@ -24,6 +25,7 @@ from dboost.params.parameters import (
     loss_names,
     make_parameters,
     read_arcbites,
+    serves_peer_names,
     shows_parameters,
     with_seed,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "TreeParameters",
     "accepts_names_of_intervals",
     "accepts_names_of_predictions",
+    "accepts_names_of_trees",
     "accepts_peer_names",
     "canonical",
     "documentation",
@@ -52,6 +55,7 @@ __all__ = [
     "loss_names",
     "make_parameters",
     "read_arcbites",
+    "serves_peer_names",
     "shows_parameters",
     "with_seed",
 ]

@@ -30,9 +30,13 @@ from dboost.params.peer_names import (
     ALIASES,
     HINTS,
     INTERVAL_HINTS,
+    MODEL_ALIASES,
+    MODEL_HINTS,
+    NONES,
     PREDICTION_ALIASES,
     PREDICTION_HINTS,
     SHOWN_ALIASES,
+    TREE_HINTS,
     Alias,
     explanation,
     our_value,
@@ -42,6 +46,7 @@ from dboost.params.peer_names import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 GBDT, FOREST = "gbdt", "forest"
 #: The loss of classes in a forest.
@@ -712,22 +717,42 @@ def accepts_peer_names(
     """Decorate a function: it accepts names of other libraries for the keywords in its signature; see `with_our_names`."""
     if function is None:
         return partial(accepts_peer_names, aliases=aliases, hints=hints, belongs=belongs)
-    names = tuple(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    rest = {name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD}
+    names = tuple(name for name in parameters if name not in rest)
     known = frozenset(names)
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         if not known.issuperset(keywords):
-            by_position = dict(zip(names, args, strict=False))
+            by_position, handed_on = dict(zip(names, args, strict=False)), {}
+            if rest:  # to a function that knows more names
+                handed_on = {name: keywords.pop(name) for name in [*keywords] if not _is_one_of(name, known, aliases)}
             keywords = with_our_names(keywords | by_position, known, aliases=aliases, hints=hints, belongs=belongs)
-            keywords = {name: value for name, value in keywords.items() if name not in by_position}
+            keywords = {name: value for name, value in keywords.items() if name not in by_position} | handed_on
         return function(*args, **keywords)
 
     return call
 
 
+def _is_one_of(name: str, known: Collection[str], aliases: Mapping[str, Alias]) -> bool:
+    """Return whether a name or what it is an alias of is known."""
+    return name in known or (name in aliases and aliases[name].name in known)
+
+
+def serves_peer_names(cls: C) -> C:
+    """Decorate a class of models: its public methods accept names of other libraries, see `accepts_peer_names`. Methods that
+    are decorated themselves keep their tables."""
+    for name, member in [*vars(cls).items()]:
+        if inspect.isfunction(member) and not name.startswith("_") and not hasattr(member, "__wrapped__"):
+            setattr(cls, name, accepts_peer_names(member, aliases=MODEL_ALIASES, hints=MODEL_HINTS))
+    return cls
+
+
 #: Decorates the methods that predict.
 accepts_names_of_predictions = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=PREDICTION_HINTS)
+#: Decorates the methods that interpret the trees, whose results have no offset.
+accepts_names_of_trees = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=TREE_HINTS)
 #: Decorates the methods that predict intervals.
 accepts_names_of_intervals = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=INTERVAL_HINTS)
 
@@ -772,7 +797,7 @@ Parameters.__doc__ = f"""Parameters of learning, of all functions that train and
 
 def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return keywords with `SHOWN_ALIASES` replaced by the keywords and values that they stand for. An alias of None counts
-    as not given.
+    as not given, and one of `NONES`.
 
     defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
 
@@ -782,6 +807,11 @@ def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = Non
         If a keyword and an alias of it are both given, for an unknown value of an alias.
     """
     found = {name: value for name, value in given.items() if name not in SHOWN_ALIASES or SHOWN_ALIASES[name].name == name}
+    for name in NONES:
+        if name in found and found[name] is None:
+            del found[name]
+            if defaults is not None:
+                found[name] = defaults[name]
     for alias, ours in SHOWN_ALIASES.items():
         value, name = given.get(alias), ours.name
         if value is None or (alias == name and value not in tuple(ours.values or ())):

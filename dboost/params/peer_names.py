@@ -1,10 +1,12 @@
 """Names of XGBoost, LightGBM, CatBoost and scikit-learn for parameters and losses: one table for all functions and methods.
 
-A name of another library is an alias of ours where it has the same meaning (`ALIASES`); or it says what dboost does anyway, and
-some of its values are accepted without effect (`NEUTRAL`); or it is an error with a sentence that says what to use (`HINTS`).
-`params.accepts_peer_names` applies the table to a function: `dboost.fit`, `dboost.cv`, `dboost.prepare`, the methods of
-`Booster` and of the estimators, and their constructor. Aliases are converted at once: models, checkpoints, prepared data and
-`get_params` of the estimators have our names. `None` as the value of another library's name counts as not given.
+A name of another library is an alias of ours where it has the same meaning (`ALIASES`); or it says what dboost does anyway,
+and some of its values are accepted without effect (`NEUTRAL`); or it is an error with a sentence that says what to use
+(`HINTS`). `params.accepts_peer_names` applies the table to a function: `dboost.fit`, `dboost.cv`, `dboost.prepare` and the
+constructor of the estimators. `params.serves_peer_names` applies it to all public methods of a class: `Booster` and the
+estimators. Aliases are converted at once: models, checkpoints, prepared data and `get_params` of the estimators have our
+names. `None` as the value of another library's name counts as not given, and so it does for our names with a default of None
+in another library (`NONES`).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def _aliases(**names: str) -> dict[str, Alias]:
     return {alias: Alias(name) for name, aliases in names.items() for alias in aliases.split()}
 
 
+_THREADS = "n_jobs nthread nthreads num_threads num_thread thread_count"
 #: Aliases that are keywords in the signatures. `params.canonical` converts them.
 SHOWN_ALIASES: dict[str, Alias] = {
     "init_model": Alias("start_from"),
@@ -92,7 +95,7 @@ ALIASES: dict[str, Alias] = {
         expectile="expectile_alpha",
         tweedie_power="tweedie_variance_power",
         random_state="seed random_seed",
-        n_threads="n_jobs nthread nthreads num_threads num_thread thread_count",
+        n_threads=_THREADS,
         early_stopping_rounds="early_stopping_round od_wait",
         eval_metric="metric metrics metric_types",
         start_from="xgb_model",
@@ -103,9 +106,25 @@ ALIASES: dict[str, Alias] = {
     ),
 }
 #: Aliases of the functions that predict.
-PREDICTION_ALIASES = _aliases(
-    X="data", raw_score="output_margin", n_threads="n_jobs nthread nthreads num_threads num_thread thread_count"
+PREDICTION_ALIASES = _aliases(X="data", raw_score="output_margin", n_threads=_THREADS)
+#: Aliases of the other methods of models.
+MODEL_ALIASES = _aliases(
+    data="X dtrain train_set",
+    target="y label",
+    sample_weight="weight",
+    n_threads=_THREADS,
+    random_state="seed random_seed",
+    decay="decay_rate refit_decay_rate",
+    kind="importance_type",
+    max_features="max_num_features",
+    path="fname filename",
+    i="tree_index",
 )
+#: Names of rows and targets in the methods of scikit-learn.
+_OF_SCIKIT_LEARN = {"data": "X", "target": "y"}
+
+#: Our keywords whose default in another library is None.
+NONES = ("callbacks", "learning_rate", "max_features", "multi_strategy", "subsample")
 
 #: Names of properties that dboost always has, with the values that state them.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -285,6 +304,21 @@ PREDICTION_HINTS = _hints({
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
     "dboost has no DART: leave it out": "training",
 })  # fmt: skip
+#: Those of methods whose result has no offset.
+TREE_HINTS = PREDICTION_HINTS | dict.fromkeys(
+    ("offset", "base_margin", "init_score"), "it is about the trees, and an offset is no part of them: leave it out"
+)
+#: Those of the other methods of models.
+MODEL_HINTS = _hints({
+    "call truncate(n_iterations), or write model[:n]":
+        "num_iteration start_iteration end_iteration iteration iteration_range ntree_limit best_ntree_limit",
+    "the rows of the same table are chosen by filter or before: leave it out": "subset",
+    "draw on ax: give ax, and change it afterwards":
+        "height width xlim ylim title xlabel ylabel figsize dpi grid precision orientation show_info rankdir num_trees fmap "
+        "show_values values_format color",
+    "a table has its own settings: leave it out": "dataset_params",
+    "there are plots as those of report: leave it out": "file format pool",
+})  # fmt: skip
 #: Those of methods that predict intervals.
 INTERVAL_HINTS = PREDICTION_HINTS | dict.fromkeys(
     ("iteration_range", *(name for name, hint in PREDICTION_HINTS.items() if "iteration_range" in hint)),
@@ -429,18 +463,21 @@ def with_our_names(
         if name in known:
             continue
         alias = aliases.get(name)
-        if alias is not None and alias.name in known:
+        ours = name if alias is None else alias.name
+        ours = ours if ours in known else _OF_SCIKIT_LEARN.get(ours, ours)
+        if ours in known:
             if value is not None:
-                if alias.name in found:
-                    both = f"{name}={shortened(value)} and {alias.name}={shortened(found[alias.name])}"
+                if ours in found:
+                    both = f"{name}={shortened(value)} and {ours}={shortened(found[ours])}"
                     raise ParameterError(f"{both} are the same parameter: give one of them")
-                found[alias.name] = our_value(name, alias, value)
-            continue
-        is_foreign = name in NEUTRAL or name in hints or name in HINTS
-        if is_foreign and (value is None or is_neutral(name, value)):
+                found[ours] = value if alias is None else our_value(name, alias, value)
             continue
         ours = name if alias is None else alias.name
         place = belongs(ours)
+        is_known = name in aliases or name in PLACES or place is not None
+        is_foreign = is_known or name in NEUTRAL or name in hints or name in HINTS
+        if is_foreign and (value is None or is_neutral(name, value)):
+            continue
         raise ParameterError(f"unknown parameter {name!r}{explanation(name, known, hints) if place is None else place}")
     return found
 

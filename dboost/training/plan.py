@@ -910,13 +910,15 @@ def with_own_metrics(metrics: Sequence[MetricReduction], own: Sequence[MetricRed
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return callbacks as a tuple.
+    """Return callbacks as a tuple; none for None.
 
     Raises
     ------
     InputTypeError
         For a callback that is not callable.
     """
+    if callbacks is None:
+        return ()
     found = (callbacks,) if callable(callbacks) or not np.iterable(callbacks) else tuple(callbacks)
     for callback in found:
         if not callable(callback):

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -396,3 +397,136 @@ def test_the_command_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys
     assert "unknown parameter 'gamma' in --set: give leaf_penalty" in capsys.readouterr().err
     assert main([*train, "--set", "eta=0.3", "--set", "learning_rate=0.2"]) == 2
     assert "are the same parameter" in capsys.readouterr().err
+
+
+# Every public method of a model.
+
+
+def calls_of(model: Any) -> dict[str, Callable[..., Any]]:
+    """The public methods of a model by name."""
+    names = (name for name in dir(type(model)) if not name.startswith(("_", "set_")) or name == "set_params")
+    return {name: method for name in names if inspect.isroutine(method := getattr(model, name, None))}
+
+
+#: Names that no method has, by which users of other libraries call some of them.
+STRANGE = [
+    "weight",
+    "label",
+    "nthread",
+    "n_jobs",
+    "decay_rate",
+    "fname",
+    "importance_type",
+    "num_iteration",
+    "init_score",
+    "foo",
+]
+#: Methods of scikit-learn without a table.
+OF_SCIKIT_LEARN = {"get_metadata_routing", "get_params", "set_callbacks"}
+MODELS: dict[str, Callable[[], Any]] = {
+    "Booster": lambda: dboost.fit(X, Y, **SMALL),
+    "regressor": lambda: DBoostRegressor(**SMALL).fit(X, Y),
+    "classifier": lambda: DBoostClassifier(**SMALL).fit(X, Y > 0),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", STRANGE)
+def test_no_method_of_a_model_has_a_bare_error_for_a_name(kind: str, name: str) -> None:
+    for method, call in calls_of(MODELS[kind]()).items():
+        if method in OF_SCIKIT_LEARN:
+            continue
+        required = [one for one in inspect.signature(call).parameters.values() if one.default is one.empty]
+        values = {one.name: X for one in required if one.kind is not one.VAR_KEYWORD}
+        try:
+            result = call(**values, **{name: object()})
+            list(result) if inspect.isgenerator(result) else result
+        except TypeError as error:
+            assert "keyword" not in str(error), f"{method}: {error}"
+        except Exception:
+            continue
+
+
+WEIGHT = np.arange(300) % 3 + 0.5
+ALL_ROWS: dict[str, Any] = {"label": Y, "weight": WEIGHT}
+OURS: dict[str, Any] = {"target": Y, "sample_weight": WEIGHT}
+OF_ESTIMATORS: dict[str, Any] = {"y": Y, "sample_weight": WEIGHT}
+NOTHING = dict.fromkeys(("reference", "init_score", "group", "dataset_params", "free_raw_data"))
+SAME: list[tuple[Callable[[dboost.Booster, dict[str, Any]], Any], dict[str, Any], dict[str, Any]]] = [
+    (lambda b, o: b.refit_leaves(**o), ALL_ROWS | {"X": X, "decay_rate": 0.5}, OURS | {"data": X, "decay": 0.5}),
+    (lambda b, o: b.refit_leaves(X, Y, **o), NOTHING | {"n_jobs": 1}, {"n_threads": 1}),
+    (lambda b, o: copy(b).calibrate(X, **o), ALL_ROWS | {"num_threads": 1}, OURS | {"n_threads": 1}),
+    (
+        lambda b, o: b.importance(data=X, target=Y, **o),
+        {"importance_type": "permutation", "weight": WEIGHT, "seed": 3},
+        {"kind": "permutation", "sample_weight": WEIGHT, "random_state": 3},
+    ),
+    (
+        lambda b, o: len(b.plot_importance(**o).patches),
+        {"importance_type": "gain", "max_num_features": 1},
+        {"kind": "gain", "max_features": 1},
+    ),
+    (lambda b, o: DBoostRegressor(**SMALL, random_state=0).fit(X, **o).booster_, ALL_ROWS, OF_ESTIMATORS),
+    (
+        lambda b, o: DBoostRegressor(**SMALL, random_state=0).fit(X, Y).refit_leaves(X, **o).booster_,
+        ALL_ROWS | {"decay_rate": 0.1},
+        OF_ESTIMATORS | {"decay": 0.1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "theirs", "ours"), SAME)
+def test_names_in_methods_of_models(call: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    booster = dboost.fit(X, Y, **SMALL)
+    found, expected = call(booster, theirs), call(booster, ours)
+    assert found.equals(expected) if isinstance(found, pd.Series) else found == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda b: b.save("m.json", num_iteration=3), "call truncate"),
+        (lambda b: b.save("m.json", importance_type="gain"), r"call importance\(kind\)"),
+        (lambda b: b.refit_leaves(X, Y, init_score=Y), "give offset"),
+        (lambda b: b.refit_leaves(X, Y, foo=1), "'foo'"),
+        (lambda b: b.plot_tree(figsize=(3, 3)), "draw on ax"),
+        (lambda b: b.importance("gain", iteration=3), "call truncate"),
+        (lambda b: b.plot_importance("gain", wieght=3), "'wieght'; did you mean"),
+        (lambda b: dboost.fit(X, Y, refit_decay_rate=0.5), "call refit_leaves"),
+    ],
+)
+def test_sentences_of_methods_of_models(call: Any, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=f"unknown parameter.* {sentence}"):
+        call(dboost.fit(X, Y, **SMALL))
+
+
+def defaults_of_none(*functions: Callable[..., Any]) -> set[str]:
+    return {name for one in functions for name, of in inspect.signature(one).parameters.items() if of.default is None}
+
+
+def test_none_is_no_value_where_it_is_a_default_of_another_library() -> None:
+    xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
+    models = xgboost.XGBModel.__init__, lightgbm.LGBMModel.__init__, ensemble.GradientBoostingClassifier.__init__
+    of_models = defaults_of_none(*models)
+    expected = dboost.fit(X, Y, **SMALL)
+    nones = dict.fromkeys(of_models - {"max_leaf_nodes", "n_iter_no_change", "random_state"})
+    assert (
+        dboost.fit(X, Y, **SMALL, **nones, **dict.fromkeys(defaults_of_none(xgboost.train, lightgbm.train) - {*nones}))
+        == expected
+    )
+    dboost.cv(X, Y, **SMALL, **nones, **dict.fromkeys(defaults_of_none(xgboost.cv, lightgbm.cv) - {*nones}))
+    model = DBoostRegressor(**SMALL, **nones)
+    assert clone(model).set_params(n_iter_no_change=None, random_state=0).fit(
+        X, Y, **dict.fromkeys(defaults_of_none(xgboost.XGBModel.fit, lightgbm.LGBMModel.fit))
+    ).booster_ == dboost.fit(X, Y, **SMALL, loss="squared_error", random_state=0)
+    predicts = xgboost.Booster.predict, xgboost.XGBModel.predict, lightgbm.Booster.predict, lightgbm.LGBMModel.predict
+    for predictor in (expected, model.fit(X, Y)):
+        predictor.predict(X, **dict.fromkeys(defaults_of_none(*predicts)))
+
+
+def test_early_stopping_by_no_number_of_iterations() -> None:
+    """As in `GradientBoostingRegressor`, whose default is None."""
+    many = np.random.default_rng(0).normal(size=(10_001, 1))
+    options: dict[str, Any] = {"max_iter": 40, "learning_rate": 1.0}
+    assert DBoostRegressor(**options, n_iter_no_change=None).fit(many, many[:, 0]).do_early_stopping_ is False
+    assert DBoostRegressor(**options).fit(many, many[:, 0]).do_early_stopping_ is True

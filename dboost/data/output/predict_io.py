@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.partition import role_column
-from dboost.data.kinds.predictor import Predictor
+from dboost.data.kinds.predictor import Predictor, feature_block
 from dboost.data.kinds.table_kinds import is_path, is_source, is_stream, predictions_like
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
@@ -77,11 +77,8 @@ def predict_through(
         If values of offsets are given for a Dask collection or a path, or a column name for an array.
     """
     at_end: Callable[[], None] | None = None
-    name = None if offset is None else column_named(offset, data)
+    name = None if offset is None else _checked_name(data, offset, features, named)
     if name is not None:
-        if not named or name in {feature.name for feature in features}:
-            why = "is one of its features" if named else "is no column of arrays, which the model was trained on"
-            raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
         function, features = partial(_split, function, name), (*features, Feature(name))
     elif offset is not None:
         given = _OffsetsInOrder(function, data, offset)
@@ -113,6 +110,25 @@ def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = Non
     return stream_to_predict(data, row_filter) if is_stream(data) else row_filter.rows_of(data)
 
 
+def offsets_of(data: Any, offset: Any, features: Sequence[Feature], named: bool) -> np.ndarray | None:
+    """Return the offsets of a table in memory, float64[n]; None without. Parameters and errors as of `predict_through`."""
+    if offset is None:
+        return None
+    name = _checked_name(data, offset, features, named)
+    if name is None:
+        return _OffsetsInOrder(lambda block: block, data, offset).values
+    return _finite(feature_block(data, (Feature(name),), True)[:, 0].astype(np.float64), f"offset {name!r}")
+
+
+def _checked_name(data: Any, offset: Any, features: Sequence[Feature], named: bool) -> str | None:
+    """Return the name of the column of offsets; None for values."""
+    name = column_named(offset, data)
+    if name is not None and (not named or name in {feature.name for feature in features}):
+        why = "is one of its features" if named else "is no column of arrays, which the model was trained on"
+        raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
+    return name
+
+
 class _OffsetsInOrder:
     """A function of the feature blocks of a stream or table, which arrive in order, with the offsets of all rows."""
 
@@ -123,19 +139,19 @@ class _OffsetsInOrder:
         assert isinstance(values, np.ndarray)
         if not isinstance(data, Stream) and not is_stream(data) and values.shape != (n_rows := as_frame(data).n_rows,):
             raise DataError(f"offset has the shape {values.shape}, but there are {n_rows} rows")
-        self._function, self._values, self._first = function, _finite(values, "offset"), 0
+        self._function, self.values, self._first = function, _finite(values, "offset"), 0
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        some = self._values[self._first : self._first + len(block)]
+        some = self.values[self._first : self._first + len(block)]
         self._first += len(block)
         if len(some) < len(block):
-            raise DataError(f"offset has the shape {self._values.shape}, but there are at least {self._first} rows")
+            raise DataError(f"offset has the shape {self.values.shape}, but there are at least {self._first} rows")
         return self._function(block, offset=some)
 
     def check_end(self) -> None:
         """Raise a DataError if offsets are left."""
-        if self._first < len(self._values):
-            raise DataError(f"offset has the shape {self._values.shape}, but there are {self._first} rows")
+        if self._first < len(self.values):
+            raise DataError(f"offset has the shape {self.values.shape}, but there are {self._first} rows")
 
 
 def _split(function: Callable[..., np.ndarray], name: str, block: np.ndarray) -> np.ndarray:

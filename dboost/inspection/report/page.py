@@ -33,7 +33,7 @@ from dboost.errors import InputTypeError, ParameterError
 from dboost.files.atomic_write import write_whole
 from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, effects, performance
-from dboost.inspection.row_functions import Block, EvaluatedRows, sample, weighted_rows
+from dboost.inspection.row_functions import NO_ROLES, Block, EvaluatedRows, ScoringRoles, rows_with_roles, sample
 from dboost.inspection.shapley import has_counts
 from dboost.model.data_summary import Distribution, Summary
 from dboost.model.ensemble import Ensemble
@@ -146,12 +146,12 @@ N_CARD = 5
 
 @dataclass(frozen=True, eq=False)
 class ReportContext:
-    """Input of the report: a `Booster` and optionally rows, their target and their weights."""
+    """Input of the report: a `Booster` and optionally rows with their roles."""
 
     booster: Any
     data: Any
     target: Any
-    weight: Any = None
+    roles: ScoringRoles = NO_ROLES
     #: Statements of the author by heading; None for a report without a model card.
     card: dict[str, str] | None = None
 
@@ -167,12 +167,12 @@ class ReportContext:
     @cached_property
     def rows(self) -> Block | None:
         """A sample of the data."""
-        return None if self.data is None else sample(self.data, self.ensemble, MAX_ROWS, self.weight)[1]
+        return None if self.data is None else sample(self.data, self.ensemble, MAX_ROWS, self.roles)[1]
 
     @cached_property
     def evaluated(self) -> EvaluatedRows | None:
         """The data with their target."""
-        return None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, self.weight)
+        return None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, *self.roles)
 
     @property
     def target_name(self) -> str | None:
@@ -194,14 +194,17 @@ class ReportTable(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-def write(booster: Any, path: str | os.PathLike[str], data: Any, target: Any, weight: Any = None, card: Any = None) -> None:
+def write(
+    booster: Any, path: str | os.PathLike[str], data: Any, target: Any, roles: ScoringRoles = NO_ROLES, card: Any = None
+) -> None:
     """Write the report; `Booster.report` documents it."""
-    for what, value in (("a target needs", target), ("weights need", weight)):
+    needs = (("a target needs", target), ("weights need", roles.sample_weight), ("offsets need", roles.offset))
+    for what, value in needs:
         if value is not None and data is None:
             raise ParameterError(f"{what} rows: pass data=… too")
     statements = None if card is None else checked_card(card)
-    data = weighted_rows(data, booster.ensemble, weight, target)
-    write_whole(path, page(ReportContext(booster, data, target, weight, statements)).encode())
+    data = rows_with_roles(data, booster.ensemble, roles, target)
+    write_whole(path, page(ReportContext(booster, data, target, roles, statements)).encode())
 
 
 def page(context: ReportContext) -> str:
