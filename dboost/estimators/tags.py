@@ -19,7 +19,7 @@ def add_tags_of_numbers(tags: Tags, estimator: Any) -> None:
     is_single = all(loss.n_outputs == 1 for loss in losses)
     tags.target_tags.multi_output = needs_several or is_single
     tags.target_tags.single_output = not needs_several
-    tags.target_tags.positive_only = any(loss.targets.valid for loss in losses)
+    tags.target_tags.positive_only = any(loss.targets.excludes_negative for loss in losses)
     assert tags.regressor_tags is not None
     # R² compares predictions with means, so it is low for the quantiles and expectiles of other levels than one half.
     tags.regressor_tags.poor_score = any(leaves.level != 0.5 for loss in losses for leaves in loss.leaves)

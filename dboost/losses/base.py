@@ -106,7 +106,8 @@ class Targets:
     #: The column of each output, if the outputs are independent (`BaseLoss.parts`).
     of_outputs: tuple[int, ...] = ()
     are_classes: bool = False
-    #: Valid targets, as text: "non-negative" (and not all zero), "strictly positive", or "" for any.
+    #: Valid targets, as text: "non-negative" (and not all zero), "strictly positive", or "" for any; with `invalid` the rule
+    #: for messages.
     valid: str = ""
     #: Returns which targets are invalid (bool[n]), or None if all are valid. Default: those that are not `valid`.
     invalid: Callable[[np.ndarray], np.ndarray | None] | None = None
@@ -114,6 +115,11 @@ class Targets:
     reason: Callable[[np.ndarray], str] | None = None
     #: Returns one finite number for each target, about the best prediction. Default: the target.
     location: ArrayFunction | None = None
+
+    @property
+    def excludes_negative(self) -> bool:
+        """Whether targets below 0 are invalid."""
+        return self.valid in ("non-negative", "strictly positive")
 
     @property
     def rule(self) -> str:

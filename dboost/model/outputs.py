@@ -198,7 +198,7 @@ class Outputs:
 
     def in_range(self, bounds: np.ndarray) -> np.ndarray:
         """Return the bounds of intervals, at least 0 where targets cannot be negative."""
-        return np.maximum(bounds, 0.0) if self.loss.targets.valid else bounds
+        return np.maximum(bounds, 0.0) if self.loss.targets.excludes_negative else bounds
 
     def interval_means(self, raw: np.ndarray) -> np.ndarray:
         """Return what intervals follow from, and is averaged over models: float64[n], or [n, m]."""
