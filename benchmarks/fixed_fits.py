@@ -199,12 +199,6 @@ def digest(*values: Any) -> str:
     return found.hexdigest()
 
 
-def digest_folder(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return digest(*(part for path in files for part in (str(path.relative_to(folder)), path.read_bytes())))
-
-
 def is_compared(column: str) -> bool:
     """Whether a column of the history is a function of data and parameters.
 
@@ -726,37 +720,37 @@ for _name, (_target, _options) in STREAMED_FITS.items():
 # Prepared data.
 
 
-def prepared(context: Context, target: str, frame: pd.DataFrame = FRAME, **options: Any) -> tuple[Path, dict[str, str]]:
-    """A prepared data set in a folder, and the digest of its files."""
+def prepared(context: Context, target: str, frame: pd.DataFrame = FRAME, **options: Any) -> Path:
+    """A prepared data set in a folder."""
     path = context.folder / "prepared"
     dboost.prepare(frame, target, path, **options)
-    return path, {"folder": digest_folder(path)}
+    return path
 
 
 @fixed_fit("prepared")
 def _(context: Context) -> Result:
-    path, more = prepared(context, "grade", features=FEATURES, sample_weight="w")
-    return Result(context.fit(path, "grade", subsample=0.7), more=more)
+    path = prepared(context, "grade", features=FEATURES, sample_weight="w")
+    return Result(context.fit(path, "grade", subsample=0.7))
 
 
 @fixed_fit("prepared, streamed")
 def _(context: Context) -> Result:
-    path, more = prepared(context, "late", large_frame(), features=FEATURES, max_bins=31, memory_limit="600kB")
-    return Result(context.fit(path, "late", **(STREAMED | {"max_bins": 31, "eval_set": HELD_OUT})), more=more)
+    path = prepared(context, "late", large_frame(), features=FEATURES, max_bins=31, memory_limit="600kB")
+    return Result(context.fit(path, "late", **(STREAMED | {"max_bins": 31, "eval_set": HELD_OUT})))
 
 
 @fixed_fit("prepared, arcbites")
 def _(context: Context) -> Result:
-    path, more = prepared(context, "y", large_frame(), features=FEATURES, offset="o", max_bins=31)
+    path = prepared(context, "y", large_frame(), features=FEATURES, offset="o", max_bins=31)
     bites = dboost.ArcBites(n_bites=16, trees_per_visit=1)
-    return Result(context.fit(path, "y", **(STREAMED | {"arcbites": bites})), more=more)
+    return Result(context.fit(path, "y", **(STREAMED | {"arcbites": bites})))
 
 
 @fixed_fit("prepared, continued")
 def _(context: Context) -> Result:
     old = context.fit(FRAME, "late", source_name="old")
-    path, more = prepared(context, "late", LATER, start_from=old, continue_bins="kept", sample_weight="v")
-    return Result(context.fit(path, "late", start_from=old, continue_bins="kept", source_name="new"), more=more)
+    path = prepared(context, "late", LATER, start_from=old, continue_bins="kept", sample_weight="v")
+    return Result(context.fit(path, "late", start_from=old, continue_bins="kept", source_name="new"))
 
 
 # Models that are continued or changed.
@@ -1147,7 +1141,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{name}: old: {old[name].get('error', 'no error')}; new: {new[name].get('error', 'no error')}")
         else:
             before, after = old[name]["digests"], new[name]["digests"]
-            wrong = [what for what in before | after if before.get(what) != after.get(what)]
+            wrong = [what for what in before if what in after and before[what] != after[what]]  # a checkout may lack some
             if wrong:
                 lines.append(f"{name}: {', '.join(wrong)}")
     return lines

@@ -11,10 +11,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.cluster.client.client import client_for
@@ -28,21 +26,16 @@ from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.files.path_text import path_text
 from dboost.files.spool import PrivateDirectory
 from dboost.input_data import TableInput, input_of
-from dboost.model import model_file
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
-from dboost.prepared.dataset_rows import lease_of
-from dboost.prepared.prepared_dataset import PreparedDataset, describe, open_folder, write_binned, write_folder
-from dboost.session.local_sessions import LocalSessions
+from dboost.prepared.dataset_files import preparing
+from dboost.prepared.dataset_settings import describe
+from dboost.prepared.prepare import table_in_bins, write_dataset
 from dboost.session.memory import Budget
-from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
 from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback
-from dboost.training.fit import interruptible_reading, propose_bins
+from dboost.training.fit import interruptible_reading
 from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
-
-if TYPE_CHECKING:
-    from dboost.cluster.training.cluster_dataset import ClusterRows
 
 
 @accepts_peer_names
@@ -349,12 +342,12 @@ def prepare(
         another process writes the folder. Default: temporary files,
         removed when the data set is closed or garbage-collected; on a cluster, the memory of the workers.
     start_from : Booster, path or URL, optional
-        The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
-        folder, because they cannot be computed from bins.
+        A model that fits on the data set will continue: its features, categories and, with ``continue_bins="kept"``, its split
+        points are those of the data set, so that the bins of a row determine its scores.
     init_model : Booster, path or URL, optional
         Alias of `start_from`.
     continue_bins : {"new", "kept"}, default "new"
-        With `start_from`: see `dboost.fit`.
+        With `start_from`, "kept" is required.
     memory_limit : int or str, optional
         Memory that the call may add to this process. Default: at most 128 MiB of rows wait in memory.
     n_threads : int, optional
@@ -391,6 +384,11 @@ def prepare(
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]
     model = None if start_from is None else as_booster(start_from).ensemble
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
+    if model is not None and not warm_start.keeps_bins:
+        raise ParameterError(
+            "prepare(…, start_from=…) needs continue_bins='kept', the split points of the model: other bins do not tell which "
+            "leaves of its trees the rows are in; or fit on the table itself with start_from"
+        )
     shaping = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
     row_filter = None if filter is None else RowFilter(filter)
@@ -414,8 +412,6 @@ def prepare(
         settings["target_names"] = [*own_names]
     if filter is not None:
         settings["filter"] = str(filter)
-    if model is not None:
-        settings |= {"start_from": model_file.digest(model), "continue_bins": continue_bins}
     with closing(request.progress):
         return _prepared(table, request, settings, path, publish)
 
@@ -423,82 +419,51 @@ def prepare(
 def _prepared(
     table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
-    """Prepare a data set where the table and the path say. settings : as of `_write_prepared`."""
-    client, model = table.client, request.warm_start.model
-    is_here = client is None and (path is not None or model is not None)
+    """Prepare a data set where the table and the path say. settings : see `BinnedRows`."""
+    client, is_continued = table.client, request.warm_start.model is not None
+    is_here = client is None and (path is not None or is_continued)
     with nullcontext() if is_here else client_for(table.data, client, table.workers) as cluster:
         if cluster is not None:
-            if model is not None:
+            if is_continued:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
             return _prepared_on(cluster, table, request, settings, path, publish)
     if publish is not None or table.workers is not None:
         raise ParameterError(f"{'publish' if table.workers is None else 'workers'} needs a cluster: give its client")
-    write = partial(_write_prepared, table, request, settings)
-    if path is not None:
-        write_folder(path, write)
-        return Dataset(path)
-    directory = PrivateDirectory()
+    temporary = PrivateDirectory() if path is None else None
+    root = path if temporary is None else str(temporary.path / "prepared")
+    assert root is not None
     try:
-        folder = directory.path / "prepared"
-        write_folder(folder, write)
-        return Dataset.temporary(directory, folder)
+        with preparing(root, by_workers=False) as lease:
+            stored = write_dataset(root, lease, partial(read_table, table), request, settings)
+        return Dataset.of(stored, stored, temporary)
     except BaseException:
-        directory.close()
+        if temporary is not None:
+            temporary.close()
         raise
-
-
-def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
-    """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
-    options = replace(request.reading, spool_roles=True)
-    sessions = LocalSessions(partial(read_table, source, options, **request.warm_start.like), request.n_threads)
-    parameters, progress = request.parameters, request.progress
-    with interruptible_reading(), closing(sessions):
-        progress.phase("reading the data")
-        features = sessions.load()
-        start = request.warm_start.widened(features)
-        scan = check_categories(sessions.target_scans(), name_of_target(request.roles["target"]))
-        progress.phase("binning")
-        binning = propose_bins(request, parameters, start, features, sessions)
-        progress.phase("writing")
-        how: dict[str, Any] = {"warm_start": start, "seed": parameters.random_state, "n_threads": request.n_threads}
-        written = write_binned(sessions, scan, binning, folder, **how, count=progress.count)
-    written.settings = settings
-    return written
 
 
 def _prepared_on(
     client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
-    """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
-    from dboost.cluster.training.cluster_dataset import ClusterRows, prepare_on_cluster
+    """Prepare a data set on a cluster. settings : see `BinnedRows`."""
+    from dboost.cluster.training.cluster_dataset import ClusterRows, prepare_on_cluster, send_to_workers
 
-    is_here = is_stream(table.data)  # workers cannot read it
-    tasks = None if is_here else table.tasks(client, request.budget)
     stored = None
-    with nullcontext() if path is None else lease_of(path) as lease:
-        with interruptible_reading():
-            rows = prepare_on_cluster(client, tasks, request) if tasks else _sent(client, table, request, settings)
+    with nullcontext() if path is None else preparing(path, by_workers=True) as lease:
+        if is_stream(table.data):  # workers cannot read it
+            with table_in_bins(partial(read_table, table), request) as binned:
+                rows = send_to_workers(client, binned, request, settings)
+        else:
+            tasks = table.tasks(client, request.budget)
+            with interruptible_reading():
+                rows = prepare_on_cluster(client, tasks, request, settings)
         if path is not None and lease is not None:
-            stored = rows.write(path, settings, lease)
+            stored = rows.write(path, lease)
             rows.close()
             rows = ClusterRows.stored(stored, client, request.workers)  # partitions of lost workers are read from the files
     if publish is not None:
-        rows.publish(publish, settings)
-    return Dataset.on_cluster(rows, settings, stored)
-
-
-def _sent(client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
-    """Bin a table in temporary files of this process, and send the bins to the workers. settings : as of `_write_prepared`."""
-    from dboost.cluster.training.cluster_dataset import sent_to_workers
-
-    directory = PrivateDirectory()
-    try:
-        folder = directory.path / "prepared"
-        write_folder(folder, partial(_write_prepared, table, request, settings))
-        with closing(open_folder(folder)) as written:
-            return sent_to_workers(client, written, request)
-    finally:
-        directory.close()
+        rows.publish(publish)
+    return Dataset.of(rows, stored)
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

@@ -44,7 +44,7 @@ from dboost.params import (
     serves_peer_names,
 )
 from dboost.params.peer_names import unknown_attribute
-from dboost.prepared.prepared_dataset import is_prepared
+from dboost.prepared.dataset_files import is_prepared
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -448,11 +448,12 @@ class Booster:
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare or to a table: a data set has bins only")
         self.outputs.check_intervals()
-        rows = data._rows(client)
-        y = encode_column(rows.targets(), Target(self.loss, None, None), lambda row: f"row {row} of those of positive weight")
-        base = self.outputs.interval_of(rows.scores(self.ensemble))
-        found = calibration.calibrated_by_predictions(y, base, rows.weights(), coverage)
-        return self.set_calibration(found)
+        with data._rows(client).for_folds() as rows:
+            target = Target(self.loss, None, None)
+            y = encode_column(rows.targets(), target, lambda row: f"row {row} of those of positive weight")
+            base = self.outputs.interval_of(rows.scores(self.ensemble))
+            weights = rows.weights()
+        return self.set_calibration(calibration.calibrated_by_predictions(y, base, weights, coverage))
 
     def set_calibration(self, found: Calibration) -> Self:
         """Set the margins of this model, which are part of its digest."""

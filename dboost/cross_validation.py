@@ -47,7 +47,8 @@ from dboost.params import (
     shows_parameters,
     with_seed,
 )
-from dboost.prepared.prepared_dataset import is_prepared
+from dboost.prepared.dataset_files import is_prepared
+from dboost.prepared.dataset_rows import BinnedRows
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
@@ -56,7 +57,6 @@ from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit_result import FitResult
 from dboost.training.folds import (
-    BinnedRows,
     FoldScores,
     FoldState,
     MetricName,
@@ -481,7 +481,7 @@ def folded(
         target = ... if isinstance(target, str | list) and target == data.target else target
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
-        if not data.is_in_one_process:
+        if not data.is_temporary:
             given.pop("client")  # `Dataset._rows` checks it
         given["categorical_features"] = None if given["categorical_features"] == "from_dtype" else given["categorical_features"]
         for name, value in given.items():
@@ -500,7 +500,7 @@ def folded(
         limit = None if options.memory_limit is None else Budget.of(options.memory_limit, trees)
         reading |= {"memory_limit": limit, "n_threads": options.n_threads}
         opened = prepare(data, target, **shaping, **reading)
-    with opened as prepared, prepared._rows_of_folds(options.client) as rows:
+    with opened as prepared, prepared._rows(options.client).for_folds() as rows:
         targets = rows.targets()
         kind = target_of(targets, parameters, prepared.target)
         found = division.of(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
@@ -596,7 +596,7 @@ def cross_validate(
     )
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
-    fitted = fit_folds(rows, folds, request_of, means, settings.n_threads, states)
+    fitted = fit_folds(rows.fit, folds, request_of, means, settings.n_threads, states)
     boosters = [trained(one, parameters) for one in fitted]
     scores, summary = _scores(fitted, metrics)
     best = _best(fitted, metrics, summary)

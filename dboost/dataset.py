@@ -1,19 +1,15 @@
 """`Dataset`: a table that `dboost.prepare` has read and binned, for many fits.
 
-It is in a folder: of the user's (``path=``), or a temporary one that exists as long as the data set. `training` reads the files
-(`prepared.prepared_dataset` describes their content), so such a data set is also a path: wherever dboost accepts the folder of
-a prepared data set it accepts the object. Or it is in the memory of the workers of a cluster (``client=``), see
-`cluster.training.cluster_dataset`.
+Its rows are in files (`prepared.dataset_files`): of the user's (``path=``), or temporary ones that exist as long as the data
+set. A data set in a folder is also a path: wherever dboost accepts the folder of a prepared data set it accepts the object. Or
+they are in the memory of the workers of a cluster (``client=``, `cluster.training.cluster_dataset`), which may have written
+them to files, too.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,19 +18,14 @@ import numpy as np
 
 from dboost import display
 from dboost.cluster.client.client import client_for
-from dboost.data import ReadOptions
-from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import BinnedPartition
-from dboost.data.columns.roles import RowRoles
-from dboost.data.tables.open_table import open_binned
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.files.path_text import path_text
 from dboost.files.spool import PrivateDirectory
-from dboost.prepared.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
-from dboost.prepared.prepared_dataset import is_prepared, named_roles, open_folder, roles_of_fits
+from dboost.prepared.dataset_files import StoredDataset, is_stored, read_dataset
+from dboost.prepared.dataset_rows import BinnedRows
+from dboost.prepared.dataset_settings import named_roles, roles_of_fits
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
-from dboost.training.folds import BinnedRows
 
 #: Names of features in the display of a notebook.
 _SHOWN = 12
@@ -83,43 +74,32 @@ class Dataset:
                 "data set of a table"
             )
         path = path_text(path)
-        if is_prepared(path):
-            with closing(open_folder(path)) as opened:
-                n_bytes = sum(file.path.stat().st_size for file in (opened.codes, opened.rows))
-                self._set(opened.binning, opened.n_rows, n_bytes, opened.named, opened.settings)
-            self._path = Path(path)
-        elif is_stored(path):
-            self._stored = stored = read_description(path)
-            self._set(stored.data.binning, sum(stored.lengths), stored.n_bytes, stored.data.named, stored.settings)
+        if is_stored(path):
+            self._stored = stored = read_dataset(path)
+            self._describe(stored)
         elif "://" not in path and not os.path.exists(path):
             raise DataFileMissingError(f"there is no folder {path}")
         else:
             raise InputTypeError(f"{path} is not a folder that dboost.prepare has written")
 
     @classmethod
-    def temporary(cls, directory: PrivateDirectory, path: Path) -> Self:
-        """Return the data set in a folder inside a temporary directory, which is removed with it."""
-        made = cls(path)
-        made._temporary = directory
-        return made
+    def of(cls, rows: BinnedRows, stored: StoredDataset | None = None, temporary: PrivateDirectory | None = None) -> Self:
+        """Return a data set.
 
-    @classmethod
-    def on_cluster(cls, rows: Any, settings: dict[str, Any], stored: StoredDataset | None = None) -> Self:
-        """Return a data set on a cluster.
-
-        rows : `cluster.training.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
+        rows : in files, or `cluster.training.cluster_dataset.ClusterRows`; stored : the files of the rows, if any.
+        temporary : the directory of the files, which is removed with the data set.
         """
         made = cls.__new__(cls)
-        made._set(rows.data.binning, rows.n_rows, rows.n_bytes, rows.data.named, settings)
-        made._cluster, made._stored = rows, stored
+        made._describe(rows)
+        made._cluster, made._stored, made._temporary = None if rows is stored else rows, stored, temporary
         return made
 
-    def _set(self, binning: Binning, n_rows: int, n_bytes: int, has_names: bool, settings: dict[str, Any]) -> None:
+    def _describe(self, rows: BinnedRows) -> None:
         self._reading = threading.Lock()
-        self._features, self.n_rows, self._n_bytes, self.has_names = binning.features, n_rows, n_bytes, has_names
-        self._settings, self.max_bins = settings, int(settings["max_bins"])
-        self.target: str | list[str] | None = named_roles(settings).get("target")
-        self._roles = roles_of_fits(settings)
+        self._features, self.n_rows, self._n_bytes = rows.data.binning.features, rows.n_rows, rows.n_bytes
+        self.has_names, self._settings, self.max_bins = rows.data.named, rows.settings, int(rows.settings["max_bins"])
+        self.target: str | list[str] | None = named_roles(rows.settings).get("target")
+        self._roles = roles_of_fits(rows.settings)
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:
@@ -138,15 +118,13 @@ class Dataset:
         """
         from dboost.cluster.training.cluster_dataset import published_rows
 
-        return cls.on_cluster(*published_rows(name, client))
+        return cls.of(published_rows(name, client))
 
     _temporary: PrivateDirectory | None = None
-    _path: Path | None = None  # of the folder that one process has written
     _closed = False
-    _cluster: Any = None
-    _stored: StoredDataset | None = None
-    _opened: Any = None  # the rows of the stored files that a cluster has read
-    _in_memory: weakref.ref[LocalRows] | None = None
+    _cluster: Any = None  # the rows in the memory of the cluster that has prepared them
+    _stored: StoredDataset | None = None  # the rows in files
+    _opened: Any = None  # those of the files that another cluster has read
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -168,8 +146,6 @@ class Dataset:
             If the data set is closed, or on a cluster.
         """
         self._check_open()
-        if self._path is not None:
-            return self._path
         if self._stored is None:
             raise InputTypeError("the data set is on the workers of a cluster and has no folder")
         if "://" in self._stored.root:
@@ -205,97 +181,46 @@ class Dataset:
     def settings(self) -> dict[str, Any]:
         """Parameters of `prepare`, by name; other objects than text and numbers as the names of their types."""
         self._check_open()
-        if self._path is None:
-            return dict(self._settings)
-        with closing(open_folder(self.path)) as opened:
-            return dict(opened.settings)
+        return dict(self._settings)
 
     @property
-    def is_stored(self) -> bool:
-        """Whether the workers of a cluster have written it to files, which any cluster and any process may read."""
-        return self._stored is not None
-
-    @property
-    def is_in_one_process(self) -> bool:
-        """Whether only one process may train on the rows: those of a folder that one process has written."""
-        return self._cluster is None and self._stored is None
-
-    @contextmanager
-    def _rows_of_folds(self, client: Any) -> Iterator[BinnedRows]:
-        """Yield the rows for fits that share codes: in this process those of the data set are in files; see `_rows`."""
-        self._check_open()
-        if not self.is_in_one_process:
-            rows = self._rows(client)
-            if isinstance(rows, LocalRows):
-                yield rows
-                return
-            from dboost.cluster.client.connection import seceded
-
-            with seceded():  # the threads of the folds wait for workers, and the caller for them
-                yield rows
-            return
-        described, roles = self._description(), list[RowRoles]()
-
-        def partitions() -> Iterator[BinnedPartition]:
-            for partition in self._partitions():
-                roles.append(partition.roles)
-                yield partition
-
-        with open_binned(partitions(), described.binning, described.named, ReadOptions(retain_bytes=0)) as table:
-            # Not the folder again, which may be another one by then.
-            stored = partial(map, lambda i, of_part: BinnedPartition(table.codes(i), of_part), range(len(roles)), roles)
-            yield LocalRows(described, table.lengths, stored, table=table)
+    def is_temporary(self) -> bool:
+        """Whether only this process may train on the rows: they are in its temporary files."""
+        return self._temporary is not None
 
     def _rows(self, client: Any = None) -> BinnedRows:
-        """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.
+        """Return the rows for fits, where they are trained on.
 
-        client : for files of a cluster, to read them on its workers; default: the current client, else this process reads them.
+        client : for rows in files, to read them on its workers. Default: the current client for files that workers have
+        written; else this process reads them.
 
         Raises
         ------
-        InputTypeError
-            If the data set was prepared for a model that is continued.
         ParameterError
             If the rows are on the workers of another cluster.
         """
         self._check_open()
-        is_lost = self._cluster is not None and self._stored is not None and self._cluster.is_lost  # but the files are there
-        if self._cluster is not None and not is_lost and (client is None or client is self._cluster.client):
-            return self._cluster
-        if self._cluster is not None and self._stored is None:
-            raise ParameterError(f"the data set is {self._cluster.place}, and client is of another cluster: leave client out")
-        if self._stored is not None:
-            with client_for(self, client) as cluster:
-                return self._stored_rows(self._stored, cluster)
-        with self._reading:
-            rows = None if self._in_memory is None else self._in_memory()
-            if rows is None:
-                described, in_memory = self._description(), list(self._partitions())
-                rows = LocalRows(described, [one.n_rows for one in in_memory], lambda: in_memory)
-                self._in_memory = weakref.ref(rows)
+        held, stored = self._cluster, self._stored
+        is_lost = held is not None and stored is not None and held.is_lost  # but the files are there
+        if held is not None and not is_lost and (client is None or client is held.client):
+            rows: BinnedRows = held
             return rows
+        if stored is None:
+            raise ParameterError(f"the data set is {held.place}, and client is of another cluster: leave client out")
+        if client is None and not stored.by_workers:
+            return stored
+        with client_for(self, client) as cluster:
+            return stored if cluster is None else self._read_by(cluster, stored)
 
-    def _description(self) -> DatasetDescription:
-        with closing(open_folder(self.path)) as opened:
-            if opened.has("start"):
-                raise InputTypeError("the data set was prepared to continue a model, so it is for that fit only")
-            return opened.description
-
-    def _partitions(self) -> Iterator[BinnedPartition]:
-        """Read the partitions of the folder one after the other."""
-        with closing(open_folder(self.path)) as opened:
-            yield from opened.partitions()
-
-    def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:
-        """Return the rows of files that workers have written; those that a cluster has read stay there."""
-        if client is None:
-            return LocalRows(stored.data, stored.lengths, stored.partitions, lambda request: request.reading)
+    def _read_by(self, client: Any, stored: StoredDataset) -> BinnedRows:
+        """Return the rows of the files in the memory of a cluster; they stay there for later fits."""
         from dboost.cluster.training.cluster_dataset import ClusterRows
 
         with self._reading:
             if self._opened is None or self._opened.client is not client or self._opened.is_lost:
                 self._opened = ClusterRows.stored(stored, client)
-            return self._opened
+            rows: BinnedRows = self._opened
+            return rows
 
     def close(self) -> None:
         """Release the data set. May be called repeatedly.
@@ -319,11 +244,9 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._temporary is not None:
             raise TypeError("a temporary data set cannot be pickled: prepare it with path=…")
-        if self._stored is not None:
-            return type(self), (self._stored.root,)
-        if self._cluster is not None:
+        if self._stored is None:
             raise TypeError("a data set on a cluster cannot be pickled: give it a name with publish=…")
-        return type(self), (os.fspath(self.path),)
+        return type(self), (self._stored.root,)
 
     def _repr_html_(self) -> str:
         names = [display.cut(feature.name, 32) for feature in self._features[:_SHOWN]]
@@ -337,10 +260,17 @@ class Dataset:
         return display.html_card("dboost.Dataset", list(facts.items()))
 
     @property
+    def _name(self) -> str:
+        """The folder, or what is known of the data set; for messages."""
+        return repr(self) if self._stored is None or self._cluster is not None else shown(self._stored.root)
+
+    @property
     def _place(self) -> str:
-        where = "temporary" if self._temporary is not None else str(self._path)
-        where = where if self._stored is None else shown(self._stored.root)
-        return "closed" if self._closed else where if self._cluster is None else self._cluster.place
+        if self._closed:
+            return "closed"
+        if self._cluster is not None or self._stored is None:
+            return str(self._cluster.place)
+        return "temporary" if self._temporary is not None else shown(self._stored.root)
 
     def __repr__(self) -> str:
         target = "" if self.target is None else f", target {self.target!r}"

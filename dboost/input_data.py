@@ -21,16 +21,10 @@ from dboost.data.tables.open_table import read_table
 from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
-from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
-from dboost.prepared.prepared_dataset import (
-    PreparedSessions,
-    check_same,
-    check_same_model,
-    is_prepared,
-    open_folder,
-    roles_of_fits,
-)
+from dboost.prepared.dataset_files import is_prepared
+from dboost.prepared.dataset_rows import BinnedRows
+from dboost.prepared.dataset_settings import check_same, roles_of_fits
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.memory import Budget
 from dboost.training.fit import train
@@ -93,13 +87,16 @@ class TableInput(GivenTable):
     workers: Any = None
 
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of learning."""
         return learning
 
     def for_two_fits(self) -> TableInput:
+        """Return the rows for `fit` to be called twice: those of a stream are stored in temporary files."""
         used = partial(columns_used, self.features, self.roles.values(), self.row_filter)
         return replace(self, data=rereadable(self.data, used))
 
     def fit(self, request: FitRequest) -> FitResult:
+        """Train on the rows, where they are."""
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
@@ -110,6 +107,7 @@ class TableInput(GivenTable):
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        """Return a model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
@@ -135,7 +133,7 @@ class TableInput(GivenTable):
 
 @dataclass(frozen=True, eq=False)
 class PreparedInput:
-    """The rows of a data set.
+    """The rows of a data set, which are trained on where they are.
 
     Attributes
     ----------
@@ -152,44 +150,45 @@ class PreparedInput:
     workers: Any = None
 
     def __post_init__(self) -> None:
-        if self.data.is_in_one_process and not (self.client is None and self.workers is None):
-            raise ParameterError("prepared data are trained on in this process: leave client and workers out")
+        if self.data.is_temporary and not (self.client is None and self.workers is None):
+            raise ParameterError(
+                "a temporary data set is trained on in this process: leave client and workers out, or prepare it with path=…"
+            )
 
     @property
     def roles(self) -> Mapping[str, Any]:
+        """The names of the columns of the roles, by the names of the roles."""
         return roles_of_fits(self.data.settings)
 
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of learning with those that were decided when the data were prepared.
+
+        Raises
+        ------
+        ParameterError
+            If they are not the same.
+        """
         self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})
         return learning | {"max_bins": self.data.max_bins}
 
-    def for_two_fits(self) -> TableInput | PreparedInput:
+    def for_two_fits(self) -> PreparedInput:
+        """Return the rows, which may be read several times."""
         return self
 
     def fit(self, request: FitRequest) -> FitResult:
-        if not self.data.is_in_one_process or request.make_validation_plan is not None:
-            return self._shared().fit(request)
-        start, opened = request.warm_start, open_folder(self.data.path)
-        try:
-            check_same_model(opened, None if start.model is None else model_file.digest(start.model))
-            if start.model is not None:
-                self._check({"continue_bins": "kept" if start.keeps_bins else "new"})
-        except BaseException:
-            opened.close()
-            raise
-        return train(replace(request, binned=opened.description), PreparedSessions(opened, request))
+        """Train on the rows."""
+        return self._rows().fit(request)
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        """See `TableInput.refit`."""
         self._check(self.given)
-        return self._shared().refit(model, **options)
+        return self._rows().refit(model, **options)
 
-    def _shared(self) -> Any:
-        """Return the rows for several fits at the same time: in the memory of this process, or on the cluster."""
-        rows: Any = self.data._rows(self.client)
+    def _rows(self) -> BinnedRows:
+        rows = self.data._rows(self.client)
         if self.workers is not None or self.client not in (None, getattr(rows, "client", None)):
             raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
         return rows
 
     def _check(self, given: dict[str, Any]) -> None:
-        where = str(self.data.path) if self.data.is_in_one_process else repr(self.data)
-        check_same(self.data.settings, where, given)
+        check_same(self.data.settings, self.data._name, given)

@@ -89,6 +89,10 @@ class Tuning:
     stream_in_memory_bytes: int = 64 * 2**20
     #: Bytes of partitions that are on their way to workers at the same time.
     wave_bytes: int = 128 * 2**20
+    #: Bytes of a part of a data set that one process writes: with a memory limit, several exist while one is decoded.
+    part_bytes: int = 2**20
+    #: Fewest rows of such a part, whatever its bytes: each column of a part takes 0.1 ms to read.
+    least_part_rows: int = 2**13
     #: Bytes of a batch of a stream that is predicted or explained.
     batch_bytes: int = 32 * 2**20
 

@@ -22,7 +22,7 @@ from dboost.data.columns.roles import ROLES
 from dboost.data.sources.paths import open_path, open_source, open_with_text
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, ParameterError, shown
-from dboost.prepared.prepared_dataset import is_prepared
+from dboost.prepared.dataset_files import is_prepared
 
 
 def check_target(arguments: argparse.Namespace) -> bool:

@@ -15,9 +15,6 @@ block is used: a flipped bit, a truncated or an exchanged file is an error that 
 caller that reads a block several times may verify only the last time (see `trees.streamed_grower`). Other files hold what
 changes with every tree; their fields can be read and written one by one.
 
-A file that another process has written may be forged: its size is compared with its layout when it is opened, and the caller
-gives a check of its content, which is made when a block is read for the first time.
-
 Files are read with `preadv` into buffers that are reused, never mapped: mapped pages count as memory of the process, and Dask
 pauses and kills workers because of them. The space of a file is reserved when it is made, so a full disk is an error at once
 and not in the middle of training.
@@ -28,9 +25,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -78,8 +74,6 @@ def aligned(n_bytes: int) -> np.ndarray:
 
 #: Windows would translate line ends.
 _BINARY: int = getattr(os, "O_BINARY", 0)
-#: A named pipe is opened without waiting for a process that writes to it.
-_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 #: On systems without positional reads, all threads share the file position: one at a time.
 _POSITION = threading.Lock()
 
@@ -115,10 +109,6 @@ class BlockFile:
     sealed : bool
         Blocks are written once, whole, and have checksums.
     block_rows : int
-    checksums : uint64[n_blocks], optional
-        Of an existing sealed file, which is opened for reading.
-    check : callable, optional
-        Of an existing file: returns what is wrong with the fields of a block, given its number, or None.
 
     Attributes
     ----------
@@ -136,8 +126,6 @@ class BlockFile:
         *,
         sealed: bool,
         block_rows: int,
-        checksums: np.ndarray | None = None,
-        check: Callable[[int, dict[str, np.ndarray]], str | None] | None = None,
     ) -> None:
         self.path, self.fields, self.n_rows, self.block_rows = path, tuple(fields), n_rows, block_rows
         self.n_blocks = -(-n_rows // block_rows)
@@ -149,35 +137,12 @@ class BlockFile:
         self.stride = at
         self._known_spans: dict[tuple[int, tuple[FieldRef, ...]], list[tuple[int, int]]] = {}
         self.bytes_read = self.bytes_written = 0
-        self.checksums = checksums if checksums is not None or not sealed else np.zeros(self.n_blocks, np.uint64)
-        self._check, self._is_unchecked = check, np.full(self.n_blocks if check is not None else 0, True)
-        is_new = checksums is None
+        self.checksums = np.zeros(self.n_blocks, np.uint64) if sealed else None
         try:
-            self._file = os.open(
-                path, (os.O_RDWR | os.O_CREAT | os.O_EXCL if is_new else os.O_RDONLY | _NO_WAIT) | _BINARY, 0o600
-            )
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
         except OSError as error:
-            raise self._failed("make" if is_new else "open", error) from error
-        if is_new:
-            self._reserve()
-        else:
-            self._check_size()
-
-    def _check_size(self) -> None:
-        """Raise StorageError if an existing file does not have the size of its blocks; nothing is allocated before."""
-        found = os.fstat(self._file)
-        problem = None
-        if not stat.S_ISREG(found.st_mode):
-            problem = "is no file"
-        elif found.st_size < self.stride * self.n_blocks:
-            problem = f"is cut short: block {found.st_size // self.stride} of {self.n_blocks} is missing or not whole"
-        elif found.st_size > self.stride * self.n_blocks:
-            problem = (
-                f"is damaged: it has {found.st_size} bytes, but its {self.n_blocks} blocks have {self.stride * self.n_blocks}"
-            )
-        if problem is not None:
-            self.close()
-            raise StorageError(f"{self.path} {problem}")
+            raise self._failed("make", error) from error
+        self._reserve()
 
     def _reserve(self) -> None:
         size = self.stride * self.n_blocks
@@ -221,8 +186,7 @@ class BlockFile:
     def read(self, block: int, buffer: np.ndarray, refs: Sequence[FieldRef] | None = None, *, verify: bool = True) -> int:
         """Read a block, or some of its fields, into its buffer; return the number of bytes.
 
-        verify : compare a sealed block with its checksum; without it the caller must read it again later, verified. A block
-        that must be checked is always verified the first time.
+        verify : compare a sealed block with its checksum; without it the caller must read it again later, verified.
 
         Raises
         ------
@@ -235,14 +199,8 @@ class BlockFile:
             n_bytes += last - first
         if self.checksums is not None:
             assert refs is None, "blocks of a sealed file are read whole"
-            is_first = self._check is not None and bool(self._is_unchecked[block])
-            if (verify or is_first) and checksum(buffer.view(np.uint64)) != self.checksums[block]:
+            if verify and checksum(buffer.view(np.uint64)) != self.checksums[block]:
                 raise StorageError(f"{self.path} is damaged: block {block} is not what was written")
-            if self._check is not None and is_first:
-                problem = self._check(block, self.views(buffer, block))
-                if problem is not None:
-                    raise StorageError(f"{self.path} is damaged: block {block}: {problem}; prepare the data set again")
-                self._is_unchecked[block] = False
         self.bytes_read += n_bytes
         return n_bytes
 
@@ -299,13 +257,6 @@ class BlockFile:
             why = f"there is no room for its {wanted} ({error.strerror}; {free})"
             return StorageError(f"cannot {verb} {self.path}: {why}: {MORE_ROOM}")
         return StorageError(f"cannot {verb} {self.path}: {reason(error)}")
-
-    def sync(self) -> None:
-        """Force all data to the disk."""
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise self._failed("write", error) from error
 
     def close(self) -> None:
         """Close the file, which is kept; may be called repeatedly, and by several threads at the same time."""

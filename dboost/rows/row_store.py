@@ -38,11 +38,10 @@ class FieldGroup(NamedTuple):
 
 
 class InFiles(NamedTuple):
-    """Rows are in files, in blocks, in a private directory or in a folder that the caller has made and removes."""
+    """Rows are in files, in blocks, in a private directory."""
 
     block_rows: int
     root: Path | None  # parent of the private directory; None for the one of `PrivateDirectory`
-    folder: Path | None = None  # the caller's folder
 
 
 class RowRange(NamedTuple):
@@ -77,8 +76,6 @@ class RowStore:
         Number of rows of each section.
     place : InFiles, optional
         Default: in memory.
-    existing : dict, optional
-        Files of groups whose rows exist already, by the name of the group; they are read only.
     arrays : dict, optional
         For a single section in memory: arrays of fields, by name, that hold all rows already. The store takes them over without
         a copy and is filled; the other fields are 0.
@@ -94,7 +91,6 @@ class RowStore:
         groups: Sequence[FieldGroup],
         sizes: Sequence[int],
         place: InFiles | None = None,
-        existing: Mapping[str, BlockFile] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.groups, self.sizes, self.place = tuple(groups), tuple(sizes), place
@@ -121,21 +117,12 @@ class RowStore:
         # A single section has a last block as short as its rows.
         n_rows = self.n_rows if len(self.sizes) == 1 else self._first_block[-1] * place.block_rows
         self._open: dict[int, list[np.ndarray]] = {}  # the block of each section that is filled
-        self._folder = PrivateDirectory(place.root) if place.folder is None else None
-        folder = place.folder if self._folder is None else self._folder.path
-        assert folder is not None
-        existing = {} if existing is None else existing
-        self._new_files: list[BlockFile] = []
+        self._folder = PrivateDirectory(place.root)
         try:
             for name, fields, sealed in self.groups:
-                file = existing.get(name)
-                if file is None:
-                    file = BlockFile(folder / name, fields, n_rows, sealed=sealed, block_rows=place.block_rows)
-                    self._new_files.append(file)
-                self.files.append(file)
+                path = self._folder.path / name
+                self.files.append(BlockFile(path, fields, n_rows, sealed=sealed, block_rows=place.block_rows))
         except BaseException:
-            for file in self._new_files:
-                file.remove()
             self.close()
             raise
 
@@ -202,11 +189,11 @@ class RowStore:
         if self.place is None:
             return self._arrays[section], filled, size - filled
         if section not in self._open:
-            self._open[section] = [file.buffer() for file in self._new_files]
+            self._open[section] = self.buffers()
         block_rows = self.place.block_rows
         block, first = divmod(filled, block_rows)
         views: dict[str, np.ndarray] = {}
-        for file, buffer in zip(self._new_files, self._open[section], strict=True):
+        for file, buffer in zip(self.files, self._open[section], strict=True):
             if not first:
                 buffer[:] = 0
             views |= file.views(buffer, self._first_block[section] + block)
@@ -216,7 +203,7 @@ class RowStore:
         """Write the block to which rows were appended last, which is full or the last one."""
         assert self.place is not None
         block = self._first_block[section] + (self._filled[section] - 1) // self.place.block_rows
-        for file, buffer in zip(self._new_files, self._open[section], strict=True):
+        for file, buffer in zip(self.files, self._open[section], strict=True):
             file.write(block, buffer)
         if self._filled[section] == self.sizes[section]:
             del self._open[section]
@@ -356,7 +343,7 @@ class RowStore:
         self._arrays, self._resident, self._spare = [], {}, []
         for file in self.files:
             file.close()
-        if self.place is not None and self._folder is not None:
+        if self.place is not None:
             self._folder.close()
 
 

@@ -34,7 +34,7 @@ from dboost.session.arcbite_rows import (
 )
 from dboost.session.fit_records import BiteVisit, BuildSpec
 from dboost.session.memory import Budget
-from dboost.session.table_rows import StartingPiece, StartingRows
+from dboost.session.table_rows import BatchRows, StartingPiece
 from dboost.trees.fit_trees import FitTree
 
 #: Number of rows that are encoded at a time, for bites in memory.
@@ -47,7 +47,7 @@ class BiteStore:
 
     Parameters
     ----------
-    rows : StartingRows
+    rows : BatchRows
     spec : BuildSpec
         `n_bites` must be set.
     budget : Budget or None
@@ -59,7 +59,7 @@ class BiteStore:
 
     def __init__(
         self,
-        rows: StartingRows,
+        rows: BatchRows,
         spec: BuildSpec,
         budget: Budget | None,
         *,
@@ -102,7 +102,7 @@ class BiteStore:
             n, end = int(counts[section]), int(ends[section])
             self._store.append(n, fields, order[end - n : end], section)
 
-    def _sections_of(self, rows: StartingRows, number: int) -> np.ndarray:
+    def _sections_of(self, rows: BatchRows, number: int) -> np.ndarray:
         """Return the number of rows of a partition in each section."""
         spec, n, start = self._spec, self._owned[number], self._numbers.start(number)
         if not spec.shard.grouped:

@@ -64,17 +64,13 @@ class LocalSessions:
 
     def load(self) -> tuple[Feature, ...]:
         table = self.table = self._open_table()
-        self.session = self.open_session(table.n_rows, len(table.features))
+        self.session = Session(self._n_threads, team=team_for(table.n_rows, len(table.features), self._n_threads))
+        self._resources.callback(self.session.close)
         self.session.adopt(BATCH, table, closes=not self._is_shared)
         self.named, self.roles = table.named, table.role_names
         n_kept, _, unit_weights = self.session.rows_of(BATCH).trained_rows()
         self.set_trained(n_kept, unit_weights)
         return table.features
-
-    def open_session(self, n_rows: int, n_features: int) -> Session:
-        session = Session(self._n_threads, team=team_for(n_rows, n_features, self._n_threads))
-        self._resources.callback(session.close)
-        return session
 
     def target_scans(self) -> list[TargetScan]:
         return scan_targets(self.table)

@@ -62,7 +62,7 @@ from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
-from dboost.session.table_rows import BatchRows, StartingRows
+from dboost.session.table_rows import BatchRows
 from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree
@@ -355,7 +355,7 @@ class Session:
                 trim_memory()  # several folds are built at the same time
         return self.row_places(batch)
 
-    def build_from(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+    def build_from(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
         """Build shards from rows, and replay the trees so far."""
         self._spec = spec
         n_kept, n_threads = rows.n_kept, self._n_threads
@@ -410,7 +410,7 @@ class Session:
 
     # Arcbites.
 
-    def _divide(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState, limit: Budget | None) -> None:
+    def _divide(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, limit: Budget | None) -> None:
         """Divide rows into bites, and train on those of the current bite if a visit has started. limit : see `BiteStore`."""
         if self._bites is None:
             self._bites = SessionBites()

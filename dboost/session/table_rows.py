@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -104,7 +104,7 @@ class BatchRows:
         return {number: n for k, number in enumerate(self.table.numbers) if (n := self.table.n_kept(k))}
 
     def draw_ids(self, number: int, start: int) -> np.ndarray:
-        """See `StartingRows`."""
+        """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
         return self.table.draw_ids(self.table.numbers.index(number), start)
 
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
@@ -138,7 +138,10 @@ class BatchRows:
             at += n
 
     def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
-        """See `StartingRows`. Raw values are released before the arrays of the state are allocated."""
+        """Return the rows of positive weight in memory; None if there are none.
+
+        Raw values are released before the arrays of the state are allocated.
+        """
         self.gather()
         if self._shares_codes:
             return self._rows_of_fold(spec)
@@ -271,7 +274,10 @@ class BatchRows:
         return raw
 
     def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
-        """See `StartingRows`."""
+        """Write the rows of positive weight to files, and return the store and their global ids.
+
+        root : parent of the folder; default: the one of `PrivateDirectory`.
+        """
         n_rows, layout = self.n_kept, spec.shard.layout
         block_rows = rows_that_fit(code_fields(layout), n_rows)
         store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
@@ -454,37 +460,6 @@ class BatchRows:
         if self.table.keeps_roles_apart:
             self._targets.close()
             self._scores.close()
-
-
-class StartingRows(Protocol):
-    """Rows that are about to be trained on: encoded, with their first raw scores."""
-
-    @property
-    def n_kept(self) -> int:
-        """Number of rows of positive weight."""
-
-    @property
-    def owned(self) -> dict[int, int]:
-        """Number of rows of positive weight of each partition with such rows."""
-
-    @property
-    def numbers(self) -> RowNumbers:
-        """The global ids of the rows of all sessions."""
-
-    def draw_ids(self, number: int, start: int) -> np.ndarray:
-        """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
-
-    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-        """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
-
-    def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
-        """Return the rows of positive weight in memory; None if there are none."""
-
-    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
-        """Write the rows of positive weight to files, and return the store and their global ids.
-
-        root : parent of the folder; default: the one of `PrivateDirectory`.
-        """
 
 
 @dataclass(frozen=True, eq=False)

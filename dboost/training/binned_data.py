@@ -25,14 +25,13 @@ class DatasetDescription:
     sample: np.ndarray  # float64[n, n_features]: raw values of the reference sample; no rows without one
     sample_target: Column  # their targets, as they were given
     where: str | None = None  # the folder or URL of its files, if it was read from files
-    has_scores: bool = False  # whether the rows have the raw scores of the model that may be continued
 
     def reference(self, target: Target) -> ReferenceSample | None:
         """Return the reference sample with targets encoded for a loss."""
         if not len(self.sample):
             return None
-        given = self.sample_target
-        column = given if isinstance(given, CategoryColumn) else given.astype(np.float64)
+        target_column = self.sample_target
+        column = target_column if isinstance(target_column, CategoryColumn) else target_column.astype(np.float64)
         try:
             encoded = encode_column(column, target, lambda row: f"row {row} of those of positive weight")
             return ReferenceSample(self.sample, target.location(encoded))
@@ -55,13 +54,17 @@ def refuse_other_proposals(parameters: Parameters) -> None:
 def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:
     """Raise a ParameterError if a threshold of a model is no edge of a bin, or a feature differs.
 
-    Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves.
+    Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves. Data that continue a
+    model may have more categories, behind those of the model.
 
     what : needs this, for the message.
     """
-    for number, (of_model, of_data) in enumerate(zip(model.features, binning.features, strict=False)):
-        if of_model != of_data:
-            names = f"{of_model.name!r} in the model and {of_data.name!r} in the data"
+    for number, (before, now) in enumerate(zip(model.features, binning.features, strict=False)):
+        known, present = before.categories, now.categories
+        if known is not None and present is not None and what == "start_from":
+            present = present[: len(known)]
+        if (before.name, known) != (now.name, present):
+            names = f"{before.name!r} in the model and {now.name!r} in the data"
             raise ParameterError(f"{what}: feature {number} is not the same: {names}")
     if len(model.features) != len(binning.features):
         raise ParameterError(f"{what}: the model has {len(model.features)} features, the data {len(binning.features)}")
@@ -75,7 +78,7 @@ def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from"
         if edges is not None and not np.isin(thresholds, edges).all():
             instead = "give the table itself"
             if what == "start_from":
-                instead = "fit on the table itself, or give prepare(…, path=…, start_from=…)"
+                instead = "fit on the table itself, or give prepare(…, start_from=…, continue_bins='kept')"
             raise ParameterError(
                 f"{what}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so bins "
                 f"do not tell the model's scores: {instead}"

@@ -140,7 +140,7 @@ def load(request: FitRequest, sessions: Sessions) -> tuple[Feature, ...]:
         check_boosting(model, request.parameters)
     if binned is not None:
         refuse_other_proposals(request.parameters)
-        if model is not None and not binned.has_scores:
+        if model is not None:
             check_thresholds(model, binned.binning)
     return sessions.load()
 

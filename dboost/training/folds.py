@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -44,44 +44,8 @@ from dboost.tuning import tuning
 _NO_THREAD = "can't start new thread"
 #: Purpose of the hashes that assign rows to folds, see `rows.row_sample.derive_seed`.
 _FOLDS = 7
-
-
 #: Classes that are named in warnings.
 _MOST_CLASSES = 3
-
-
-class BinnedRows(Protocol):
-    """The rows of a data set that stays in memory, in this process or on a cluster."""
-
-    @property
-    def n_rows(self) -> int: ...
-
-    def fit(self, request: FitRequest) -> FitResult:
-        """Train on the rows; may be called from several threads at the same time."""
-
-    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        """Return the model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
-
-    def targets(self) -> Column:
-        """Return the targets of all rows, as they were given."""
-
-    def groups(self) -> np.ndarray | None:
-        """Return the key of each row's group (int64[n]), see `data.columns.roles`; None if the rows have no groups."""
-
-    def weights(self) -> np.ndarray | None:
-        """Return the weight of each row: float64[n]; None if all are 1."""
-
-    def scores(self, model: Ensemble) -> np.ndarray:
-        """Return the raw scores of all rows by a model: float64[n, n_outputs].
-
-        Raises
-        ------
-        ParameterError
-            If the bins do not determine them.
-        """
-
-    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return, for each fold, the positions of its held-out rows and their raw scores [n, n_outputs] by the fold's model."""
 
 
 # Folds.
@@ -552,7 +516,7 @@ class FoldState:
 
 
 def fit_folds(
-    rows: BinnedRows,
+    fit: Callable[[FitRequest], FitResult],
     folds: Sequence[FoldRows],
     request_of: Callable[..., FitRequest],
     scores: FoldScores,
@@ -563,7 +527,8 @@ def fit_folds(
 
     Parameters
     ----------
-    rows : BinnedRows
+    fit : callable
+        Trains on the rows; called from several threads at the same time.
     folds : sequence of FoldRows
     request_of : callable
         Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``warm_start``.
@@ -601,7 +566,7 @@ def fit_folds(
             threads = max(n_threads // at_once, 1)
             fold = Fold(folds[number], partial(scores.mean, number), past, max(n_threads // threads, 1), loading())
             how = {"callbacks": (partial(scores.ends, number),), "warm_start": warm_start}
-            result = rows.fit(request_of(fold=fold, n_threads=threads, **how))
+            result = fit(request_of(fold=fold, n_threads=threads, **how))
             scores.finish(result)
             return result
         except BaseException:

@@ -130,10 +130,11 @@ def test_estimators_and_leaf_refits(client: Client) -> None:
 def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()
-    with pytest.raises(DataError, match="is there already and holds no data set"):
+    with pytest.raises(DataError, match="is there already and holds no prepared data"):
         dboost.prepare(FRAME, "y", tmp_path / "folder", client=client)
     with pytest.raises(ParameterError, match="start_from is for data sets of one process"):
-        dboost.prepare(FRAME, "y", client=client, start_from=dboost.fit(FRAME, "y", features=FEATURES, **OPTIONS))
+        old = dboost.fit(FRAME, "y", features=FEATURES, **OPTIONS)
+        dboost.prepare(FRAME, "y", client=client, start_from=old, continue_bins="kept")
     with pytest.raises(ParameterError, match="publish needs a cluster"):
         dboost.prepare(FRAME, "y", publish="rows")
     with pytest.raises(DataError, match=r"partition 1: column 'x' holds an infinite value \(row 3\)"):
@@ -167,12 +168,13 @@ def test_a_data_set_of_a_continued_model_stays_in_this_process(client: Client, t
     rows = FRAME[[*FEATURES, "y"]]
     rows.to_parquet(tmp_path / "rows.parquet")
     first = dboost.fit(rows, "y", **OPTIONS)
-    expected = dboost.fit(rows, "y", start_from=first, **OPTIONS)
+    kept: dict[str, Any] = {"start_from": first, "continue_bins": "kept"}
+    expected = dboost.fit(rows, "y", **kept, **OPTIONS)
     with client.as_current():
         for data in (str(tmp_path / "rows.parquet"), cut(rows, [400])):
-            with dboost.prepare(data, "y", start_from=first) as found:
+            with dboost.prepare(data, "y", **kept) as found:
                 assert not found.is_on_cluster
-                longer = dboost.fit(found, start_from=first, **OPTIONS)
+                longer = dboost.fit(found, **kept, **OPTIONS)
                 np.testing.assert_array_equal(longer.predict(FRAME), expected.predict(FRAME))
 
 

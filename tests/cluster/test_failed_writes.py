@@ -21,7 +21,8 @@ from distributed import Client
 import dboost
 from dboost.cluster.training import cluster_dataset
 from dboost.data.columns.chunk import BinnedPartition
-from dboost.prepared import dataset_rows
+from dboost.prepared import dataset_files
+from dboost.prepared.dataset_files import PartFile
 from dboost.rows.block_file import StorageError
 from tests.helpers.clusters import Processes, threads_cluster, until
 
@@ -44,7 +45,7 @@ class Writes:
         self.lock = threading.Lock()
         self.numbers: list[int] = []
 
-    def write(self, root: str, version: str, partition: BinnedPartition, i: int) -> tuple[str, str, int]:
+    def write(self, root: str, version: str, partition: BinnedPartition, i: int) -> PartFile:
         with self.lock:
             self.numbers.append(i)
             is_first = len(self.numbers) == 1
@@ -53,10 +54,10 @@ class Writes:
             raise StorageError(f"{root} is full")
         self.begun.set()
         self.ended_first = not self.removed.wait(self.patience)
-        return dataset_rows.write_part(root, version, partition, i)
+        return dataset_files.write_part(root, version, partition, i)
 
     def remove(self, root: str, version: str) -> None:
-        dataset_rows.remove_version(root, version)
+        dataset_files.remove_version(root, version)
         self.removed.set()
 
 
@@ -76,10 +77,10 @@ def test_slow_writes_of_other_workers_end_before_files_are_removed(
     monkeypatch.setattr(cluster_dataset, "remove_version", CURRENT.remove)
     with pytest.raises(StorageError, match="is full"):
         dboost.prepare(LAZY, "y", tmp_path / "data", client=client)
-    assert os.listdir(tmp_path / "data") == []
+    assert os.listdir(tmp_path) == []
     assert len(CURRENT.numbers) < LAZY.npartitions  # those that waited for a thread never began
     time.sleep(0.5)
-    assert os.listdir(tmp_path / "data") == []
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_write_that_hangs_is_not_waited_for_for_ever(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +109,8 @@ def test_an_interrupted_write_is_waited_for(client: Client, tmp_path: Path, monk
         rows: Any = data._rows()
         monkeypatch.setattr(cluster_dataset, "finished", interrupted)
         (tmp_path / "data").mkdir()
-        with pytest.raises(KeyboardInterrupt), dataset_rows.lease_of(str(tmp_path / "data")) as lease:
-            rows.write(str(tmp_path / "data"), {}, lease)
+        with pytest.raises(KeyboardInterrupt), dataset_files.preparing(str(tmp_path / "data"), by_workers=True) as lease:
+            rows.write(str(tmp_path / "data"), lease)
     assert os.listdir(tmp_path / "data") == []
     time.sleep(0.5)
     assert os.listdir(tmp_path / "data") == []

@@ -27,7 +27,7 @@ from dboost.session.evaluation_rows import SessionEvalSets
 from dboost.session.fit_records import BuildSpec, unpack
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
-from dboost.session.table_rows import StartingRows
+from dboost.session.table_rows import BatchRows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 from tests.helpers.tune import Tune
 
@@ -50,7 +50,7 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
         return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
 
     class Compared(BiteStore):
-        def __init__(self, rows: StartingRows, spec: BuildSpec, budget: Budget | None, **options: Any) -> None:
+        def __init__(self, rows: BatchRows, spec: BuildSpec, budget: Budget | None, **options: Any) -> None:
             super().__init__(rows, spec, budget, **options)
             assert spec.n_bites is not None and rows.numbers.ranges.keys() == set(range(5))
             moved = BiteStore(rows, spec, budget, **options)

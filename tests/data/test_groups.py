@@ -24,7 +24,6 @@ from dboost import DataError, ParameterError
 from dboost.cli import main
 from dboost.data import open_table
 from dboost.data.kinds.partition import role_column
-from dboost.prepared.dataset_rows import joined_role
 from dboost.session.row_samples import TEST
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.examples import examples
@@ -302,15 +301,6 @@ def test_a_group_without_effect_is_an_error() -> None:
         pytest.raises(ParameterError, match=r"group belongs to dboost\.prepare"),
     ):
         dboost.cv(data, group="g")
-
-
-def test_rows_without_groups_are_not_read_again_for_them() -> None:
-    def partitions() -> Iterator[np.ndarray | None]:
-        yield None
-        raise AssertionError("the second partition is read")
-
-    assert joined_role(partitions()) is None
-    assert joined_role([np.arange(2), np.arange(0), np.arange(1)]).tolist() == [0, 1, 0]  # type: ignore[union-attr]
 
 
 def test_missing_groups_are_named() -> None:

@@ -134,7 +134,7 @@ def test_targets_of_prepared_data(place: str, client: Client, tmp_path: Path) ->
         is_weighted = data.settings["sample_weight"] == "w"
         expected = TARGETS[:, FRAME["w"] > 0] if is_weighted else TARGETS
         assert data.n_rows == expected.shape[1]
-        np.testing.assert_array_equal(data._rows(None if data.is_in_one_process else client).targets(), expected)
+        np.testing.assert_array_equal(data._rows(None if data.is_temporary else client).targets(), expected)
         assert dboost.fit(data, max_iter=1).outputs.names == (["b", "a"] if by_name else ["0", "1"])
         if place == "published":
             data.unpublish()

@@ -1,7 +1,7 @@
 """Forged data sets: folders of `dboost.prepare` whose content is changed, with right digests, fitted in a child process.
 
-``python -m tests.helpers.forged BASE FIRST LAST`` changes a copy of ``BASE/blocks`` or ``BASE/parts`` for each seed and fits
-it; it prints a line of JSON before and after each fit, so that the parent finds the seed of a process that has died.
+``python -m tests.helpers.forged BASE FIRST LAST`` changes a copy of the folder BASE for each seed and fits it; it prints a line
+of JSON before and after each fit, so that the parent finds the seed of a process that has died.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,7 @@ import pyarrow.parquet as pq
 
 import dboost
 from dboost.data.columns.chunk import BinnedPartition
-from dboost.kernels.checksum import checksum
-from dboost.prepared import dataset_rows, prepared_dataset
-from dboost.rows.block_file import BlockFile, Field
+from dboost.prepared import dataset_files
 from tests.helpers.fits import mixed_frame
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,8 +37,8 @@ OPTIONS: dict[str, Any] = {"max_iter": 2, "max_leaf_nodes": 5, "progress": False
 LIMIT = 64 * 10**6
 
 
-def make(base: Path, target: str | list[str] = "grade", **roles: Any) -> None:
-    """Write the same data set in both formats: ``base/blocks`` and ``base/parts``."""
+def make(folder: Path, target: str | list[str] = "grade", **roles: Any) -> None:
+    """Write a data set of 400 rows in four parts, one of which is empty."""
     frame = mixed_frame(400).assign(
         w=lambda rows: rows["w"] + 0.5,
         many=[f"id{i % 300}" for i in range(400)],
@@ -47,81 +46,40 @@ def make(base: Path, target: str | list[str] = "grade", **roles: Any) -> None:
         o=lambda rows: rows["x"] / 9,
     )
     features = ["x", "size", "rooms", "town", "kind", "flag", "many", "only"]
-    dboost.prepare(frame, target, base / "blocks", **{"features": features, **roles}).close()
-    opened = prepared_dataset.open_folder(base / "blocks")
-    (whole,) = opened.partitions()
-    sample = opened.reference
-    assert sample is not None
-    described = dataset_rows.DatasetDescription(
-        opened.binning, opened.named, np.array(sample.values), opened.as_given(np.array(sample.target))
-    )
-    opened.close()
-    root, version = str(base / "parts"), dataset_rows.new_version()
-    with dataset_rows.lease_of(root) as lease:
-        cuts = [slice(0, 150), slice(150, 150), slice(150, 300), slice(300, 400)]
-        parts = [_part(whole, rows) for rows in cuts]
-        files = [dataset_rows.write_part(root, version, part, i) for i, part in enumerate(parts)]
-        filled = tuple(whole.roles.by_name())
-        lengths = [part.n_rows for part in parts]
-        dataset_rows.write_description(root, version, described, opened.settings, files, lengths, filled, lease)
+    dboost.prepare(frame, target, folder, **{"features": features, **roles}).close()
+    stored, root, version = dataset_files.read_dataset(str(folder)), str(folder), dataset_files.new_version()
+    (whole,) = stored.partitions()
+    parts = [_part(whole, rows) for rows in (slice(0, 150), slice(150, 150), slice(150, 300), slice(300, 400))]
+    with dataset_files.preparing(root, by_workers=False) as lease:
+        files = tuple(dataset_files.write_part(root, version, part, i) for i, part in enumerate(parts))
+        dataset_files.complete(replace(stored, parts=files), version, lease)
 
 
 def _part(whole: BinnedPartition, rows: slice) -> BinnedPartition:
     return BinnedPartition(tuple(np.ascontiguousarray(codes[rows]) for codes in whole.codes), whole.roles.rows(rows))
 
 
-class Forged:
+class Parts:
     """The content of a data set, to be changed and written with right digests."""
 
-    name = ""
-
     def __init__(self, folder: Path) -> None:
-        self.folder, self.content = folder, json.loads((folder / self.name).read_text("utf-8"))["content"]
+        self.folder, self.content = folder, json.loads((folder / "dataset.json").read_text("utf-8"))["content"]
 
     def write(self) -> None:
         text = json.dumps(self.content, ensure_ascii=False, sort_keys=True)
-        head = {
-            "format": "forged",
-            "version": 1,
-            "sha256": hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest(),
-        }
-        whole = json.dumps(head | {"content": self.content}, ensure_ascii=False, sort_keys=True)
-        (self.folder / self.name).write_text(whole, "utf-8", errors="backslashreplace")
+        checksum = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+        head = {"format": "forged", "version": dataset_files.VERSION, "sha256": checksum, "content": self.content}
+        whole = json.dumps(head, ensure_ascii=False, sort_keys=True)
+        (self.folder / "dataset.json").write_text(whole, "utf-8", errors="backslashreplace")
 
-
-class Blocks(Forged):
-    """A data set in block files."""
-
-    name = "binned.json"
-
-    def file(self, name: str) -> BlockFile:
-        stored = self.content["files"][name]
-        fields = [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]]
-        rows = stored["n_rows"] if name == "portrait" else self.content["block_rows"]
-        digests = np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64)
-        return BlockFile(self.folder / name, fields, stored["n_rows"], sealed=True, block_rows=rows, checksums=digests)
-
-    def change(self, name: str, change: Callable[[dict[str, np.ndarray]], None], block: int = 0) -> None:
-        """Change the fields of a block."""
-        file = self.file(name)
-        buffer = file.buffer()
-        file.read(block, buffer, verify=False)
-        change(file.views(buffer, block))
-        with open(file.path, "r+b") as written:
-            written.seek(block * file.stride)
-            written.write(buffer.tobytes())
-        self.content["files"][name]["checksums"][block] = f"{int(checksum(buffer.view(np.uint64))):016x}"
-        file.close()
-
-
-class Parts(Forged):
-    """A data set in Parquet files."""
-
-    name = "dataset.json"
+    def entry(self, i: int) -> list[Any]:
+        """Return the entry of a part, or of the sample (-1): its name, its digest, ..."""
+        entry: list[Any] = self.content["sample"] if i < 0 else self.content["parts"][i]
+        return entry
 
     def path(self, i: int) -> Path:
         """Return the path of a part, or of the sample (-1)."""
-        return self.folder / (self.content["sample"] if i < 0 else self.content["files"][i])[0]
+        return self.folder / self.entry(i)[0]
 
     def change(self, i: int, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
         """Change the table of a part, or of the sample (-1)."""
@@ -130,8 +88,7 @@ class Parts(Forged):
         self.sign(i)
 
     def sign(self, i: int) -> None:
-        entry = self.content["sample"] if i < 0 else self.content["files"][i]
-        entry[1] = hashlib.sha256(self.path(i).read_bytes()).hexdigest()
+        self.entry(i)[1] = hashlib.sha256(self.path(i).read_bytes()).hexdigest()
 
 
 #: Values that replace one in a description.
@@ -140,7 +97,7 @@ _VALUES: list[Any] = [
     "../codes", "x", "<f8", "|O", "(9,9)f8", [], [[]], [0], {}, {"name": "x"}, "\x1b[31m", "\ud800",
 ]  # fmt: skip
 #: Entries of a description that other valid data may have.
-_OF_DATA = {"features", "edges", "settings", "named", "target", "target_levels", "n_bytes", "sample"}
+_OF_DATA = {"features", "edges", "settings", "named", "parts", "sample", "by_workers"}
 
 
 def change_description(rng: np.random.Generator, content: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -172,65 +129,7 @@ def change_description(rng: np.random.Generator, content: dict[str, Any]) -> tup
     return what, OTHER_DATA if path[0] in _OF_DATA else EITHER
 
 
-def change_blocks(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str, ...]]:
-    forged = Blocks(folder)
-    row, kind = int(rng.integers(400)), int(rng.integers(9))
-    if kind < 3:
-        found = change_description(rng, forged.content)
-    elif kind == 3:
-        highest: list[int] = []
-
-        def beyond(views: dict[str, np.ndarray]) -> None:
-            tiles = views["tiles"].view(np.uint8)
-            column = int(rng.integers(tiles.shape[2]))
-            highest.append(int(tiles[0, :, column].max()))
-            tiles[0, row, column] = 255
-
-        forged.change("codes", beyond)
-        found = "a code beyond the bins", REFUSED if highest[0] < 200 else OTHER_DATA  # 255 bins: 255 means missing
-    elif kind == 4:
-        forged.change("codes", lambda views: views["wide"].__setitem__((0, row), rng.integers(400, 2**16)))
-        found = "a wide code beyond the bins", REFUSED
-    elif kind == 5:
-        name = str(rng.choice(["target", "weight", "offset"]))
-        value = float(rng.choice([np.nan, np.inf, -np.inf, -1.0, 1e30, 2.0**53, 0.0, 0.5]))
-        forged.change("rows", lambda views: views[name].__setitem__(row, value))
-        found = f"{name} {value}", REFUSED if not np.isfinite(value) else OTHER_DATA
-    elif kind == 6:
-        name = str(rng.choice(["values", "target"]))
-        value = float(rng.choice([np.inf, -1.0, 99.0, 0.5, 1e300]))
-        forged.change("portrait", lambda views: views[name].reshape(400, -1).__setitem__((row, -1), value))
-        found = f"the sample's {name} {value}", REFUSED if np.isinf(value) else OTHER_DATA
-    elif kind == 7:
-        name = str(rng.choice(["codes", "rows", "portrait"]))
-
-        def noise(views: dict[str, np.ndarray]) -> None:
-            for values in views.values():
-                some = rng.integers(values.size, size=2)
-                values.reshape(-1).view(np.uint8)[some] = rng.integers(256, size=2)
-
-        forged.change(name, noise)
-        found = f"noise in {name}", OTHER_DATA
-    else:
-        name, path = (one := str(rng.choice(["codes", "rows", "portrait"]))), folder / one
-        how = str(rng.choice(["short", "long", "folder", "pipe", "device", "absent", "other"]))
-        whole = path.read_bytes()
-        path.unlink()
-        if how in ("short", "long", "other"):
-            other = (folder / ("rows" if name == "codes" else "codes")).read_bytes()
-            path.write_bytes({"short": whole[:-64], "long": whole + bytes(64), "other": other}[how])
-        elif how == "folder":
-            path.mkdir()
-        elif how == "pipe":
-            os.mkfifo(path)
-        elif how == "device":
-            path.symlink_to("/dev/zero")
-        found = f"{name} is {how}", REFUSED
-    forged.write()
-    return found
-
-
-def change_parts(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str, ...]]:
+def change_data(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str, ...]]:
     forged = Parts(folder)
     i, kind = int(rng.choice([0, 2, 3, -1])), int(rng.integers(9))
     table = pq.read_table(forged.path(i))
@@ -304,7 +203,7 @@ def change_parts(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str
         elif how == "outside":
             away = folder.parent / f"{folder.name}.parquet"
             away.write_bytes(path.read_bytes())
-            (forged.content["sample"] if i < 0 else forged.content["files"][i])[0] = f"../{away.name}"
+            forged.entry(i)[0] = f"../{away.name}"
         else:
             path.unlink()
             if how == "empty":
@@ -321,7 +220,7 @@ def change_parts(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str
 
 def outcome(folder: Path, seed: int, same: dict[str, str]) -> str:
     """Fit a data set in one of several ways; return what became of it. same : digests of the models of the unchanged data."""
-    how = ("fit", "streamed", "cv")[seed // 2 % 3]
+    how = ("fit", "streamed", "cv")[seed % 3]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -344,15 +243,13 @@ def fitted(folder: Path, how: str) -> dboost.Booster:
 
 
 def run(base: Path, first: int, last: int) -> None:
-    forms = {"blocks": change_blocks, "parts": change_parts}
-    same = {form: {how: fitted(base / form, how).sha256 for how in ("fit", "streamed", "cv")} for form in forms}
+    same = {how: fitted(base, how).sha256 for how in ("fit", "streamed", "cv")}
     for seed in range(first, last):
-        form = ("blocks", "parts")[seed % 2]
-        folder = base / f"{form}-{seed}"
-        shutil.copytree(base / form, folder)
-        what, allowed = forms[form](np.random.default_rng(seed), folder)
+        folder = base.with_name(f"{base.name}-{seed}")
+        shutil.copytree(base, folder)
+        what, allowed = change_data(np.random.default_rng(seed), folder)
         print(json.dumps({"seed": seed, "what": what}), flush=True)
-        found = outcome(folder, seed, same[form])
+        found = outcome(folder, seed, same)
         print(json.dumps({"seed": seed, "what": what, "allowed": allowed, "found": found}), flush=True)
         shutil.rmtree(folder)
 

@@ -234,7 +234,8 @@ def _can_stream(described: Any) -> bool:
 
 def _can_prepare(described: Any) -> bool:
     holds_out = getattr(described, "options", {}).get("validation_fraction") is not None  # a data set's bins are of all rows
-    return _is_global(described) and described.arcbites is None and not holds_out
+    has_its_bins = described.earlier in (None, "start_from, kept bins")  # other bins do not tell the scores of a model
+    return _is_global(described) and described.arcbites is None and not holds_out and has_its_bins
 
 
 def _can_prepare_on_cluster(described: Any) -> bool:

@@ -71,8 +71,9 @@ def test_aliases_of_continued_training(first: dboost.Booster, tmp_path: Path) ->
         list(dboost.continue_on([FRAME], "y", start_from=first, init_model=first))
     *_, model = dboost.continue_on([FRAME, FRAME], "y", progress=False, continue_steps="shrunk", **SMALL)
     assert model.sha256 == expected
-    dboost.prepare(FRAME, "y", tmp_path / "prepared", init_model=first)
-    prepared = dboost.fit(tmp_path / "prepared", "y", progress=False, init_model=first, **SMALL)
+    kept: dict[str, Any] = {"init_model": first, "continue_bins": "kept"}
+    dboost.prepare(FRAME, "y", tmp_path / "prepared", **kept)
+    prepared = dboost.fit(tmp_path / "prepared", "y", progress=False, **kept, **SMALL)
     assert prepared.sha256 == expected
     with pytest.raises(ParameterError, match="are the same parameter"):
         dboost.prepare(FRAME, "y", tmp_path / "other", init_model=first, start_from=first)

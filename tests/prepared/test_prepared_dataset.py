@@ -62,13 +62,14 @@ def test_killed_fits_on_prepared_data_resume(tmp_path: Path) -> None:
 
 def test_continued_fits_on_prepared_data_resume_wherever_the_rows_are(tmp_path: Path) -> None:
     old = dboost.fit(OLD, "grade", features=FEATURES, max_iter=3)
-    common: dict[str, Any] = {"start_from": old, "checkpoint": tmp_path / "run", "checkpoint_every": 1}
-    dboost.prepare(STRANGE, "grade", tmp_path / "data", start_from=old)
+    kept: dict[str, Any] = {"start_from": old, "continue_bins": "kept"}
+    common = kept | {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    dboost.prepare(STRANGE, "grade", tmp_path / "data", **kept)
     dboost.fit(tmp_path / "data", "grade", max_iter=2, **common)
     dboost.fit(STRANGE, "grade", max_iter=4, **common)
     dboost.fit(tmp_path / "data", "grade", max_iter=6, memory_limit=LIMIT, **common)
     booster = dboost.fit(tmp_path / "data", "grade", max_iter=7, **common)
-    assert saved(booster) == saved(dboost.fit(STRANGE, "grade", start_from=old, max_iter=7))
+    assert saved(booster) == saved(dboost.fit(STRANGE, "grade", max_iter=7, **kept))
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:
@@ -79,48 +80,51 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
         dboost.fit(tmp_path / "data", "y", max_iter=4, checkpoint=tmp_path / "run")
 
 
-def test_a_folder_is_for_one_model(tmp_path: Path) -> None:
-    old, other = (dboost.fit(OLD, "y", features=FEATURES, max_iter=n) for n in (2, 3))
+def test_a_data_set_continues_models_whose_thresholds_are_edges_of_its_bins(tmp_path: Path) -> None:
+    old, other = (dboost.fit(frame, "y", features=FEATURES, max_iter=2) for frame in (OLD, mixed_frame(400, seed=7)))
     dboost.prepare(NEW, "y", tmp_path / "plain", features=FEATURES)
-    with pytest.raises(ParameterError, match=r"was prepared for a first fit: .* prepare the data with start_from"):
-        dboost.fit(tmp_path / "plain", "y", start_from=old, max_iter=1)
-    dboost.prepare(NEW, "y", tmp_path / "for old", start_from=old)
-    with pytest.raises(ParameterError, match=rf"to continue another model \(sha256 {old.sha256[:12]}"):
-        dboost.fit(tmp_path / "for old", "y", start_from=other, max_iter=1)
-    with pytest.raises(ParameterError, match="give it as start_from"):
-        dboost.fit(tmp_path / "for old", "y", max_iter=1)
-    with pytest.raises(ParameterError, match="continue_bins='kept' does not fit"):
-        dboost.fit(tmp_path / "for old", "y", start_from=old, continue_bins="kept", max_iter=1)
+    dboost.prepare(NEW, "y", tmp_path / "for old", start_from=old, continue_bins="kept")
+    for folder, model in (("plain", old), ("for old", other)):
+        with pytest.raises(ParameterError, match=r"start_from: .* no edge of a bin.*fit on the table itself, or give prepare"):
+            dboost.fit(tmp_path / folder, "y", start_from=model, max_iter=1)
+    for options in ({}, {"continue_bins": "new"}):
+        with pytest.raises(ParameterError, match=r"needs continue_bins='kept'.*or fit on the table itself"):
+            dboost.prepare(NEW, "y", tmp_path / "more", start_from=old, **options)
     with pytest.raises(ParameterError, match="continue_bins='old' must be"):
         dboost.prepare(NEW, "y", tmp_path / "more", start_from=old, continue_bins="old")
     with pytest.raises(DataError, match="no column 'x'"):
-        dboost.prepare(NEW.drop(columns="x"), "y", tmp_path / "more", start_from=old)
+        dboost.prepare(NEW.drop(columns="x"), "y", tmp_path / "more", start_from=old, continue_bins="kept")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["for old", "plain"]
 
 
-@pytest.mark.parametrize("n_th", [1, 2])
+def versions(folder: Path) -> set[str]:
+    """Return the versions of the files in the folder of a data set."""
+    return {path.name.split("-")[1].partition(".")[0] for path in folder.glob("*-*.parquet")}
+
+
+@pytest.mark.parametrize("n_th", [1, 2, 4])
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
 def test_a_failed_replacement_leaves_the_old_data(
     n_th: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old folder is renamed, then the new one takes its name: whichever of the two fails, the old folder exists."""
+    """A part, the sample, the lease and the description are written: whichever fails, the old data set is complete."""
     dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
     before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
     calls: list[Any] = []
 
-    def rename(source: Any, target: Any) -> None:
+    def replace(source: Any, target: Any) -> None:
         calls.append(target)
         if len(calls) == n_th:
             raise error
         real(source, target)
 
-    real = os.rename
+    real = os.replace
     with monkeypatch.context() as patched:
-        patched.setattr("os.rename", rename)
+        patched.setattr("os.replace", replace)
         with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt, match=r"data|^$"):
             dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
-    assert len(calls) == (1 if n_th == 1 else 3)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert len(versions(tmp_path / "data")) == 1
+    assert sum(1 for _ in (tmp_path / "data").iterdir()) == 3
     assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
 
 
@@ -129,35 +133,32 @@ import os, signal, sys
 import dboost
 from tests.helpers.fits import FEATURES, mixed_frame
 
-real, calls = os.rename, []
+real, calls = os.replace, []
 
-def rename(source, target):
+def replace(source, target):
     calls.append(target)
     if len(calls) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     real(source, target)
 
-os.rename = rename
+os.replace = replace
 dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_th", [1, 2])
-def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_th", [1, 2, 4])
+def test_a_process_killed_while_it_replaces_data_leaves_the_old_ones(n_th: int, tmp_path: Path) -> None:
     dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
     before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data"), str(n_th)], cwd=root, env=environment)
     assert done.returncode == -signal.SIGKILL
-    assert (tmp_path / "data").exists() == (n_th == 1)
     assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) == before
     dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
     assert saved(dboost.fit(tmp_path / "data", "y", max_iter=2)) != before
-    assert not (tmp_path / ".data-replaced").exists()
-    dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
-    assert not (tmp_path / ".data-replaced").exists()
+    assert len(versions(tmp_path / "data")) == 1 and sum(1 for _ in (tmp_path / "data").iterdir()) == 3
 
 
 HELD = """
@@ -165,11 +166,15 @@ import os, sys, time
 import dboost
 from tests.helpers.fits import FEATURES, mixed_frame
 
-def rename(source, target):
-    print("ready", flush=True)
-    time.sleep(600)
+real = os.replace
 
-os.rename = rename
+def replace(source, target):
+    if "part-" in str(target):  # not the lease
+        print("ready", flush=True)
+        time.sleep(600)
+    real(source, target)
+
+os.replace = replace
 dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 """
 
@@ -193,14 +198,12 @@ def test_one_process_at_a_time_prepares_a_folder(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.communicate()
-    mine = tmp_path / ".data1.0123456789abcdef0123456789abcdef.draft"
-    mine.mkdir()
     began = time.monotonic()
     with dask.config.set({"dboost.lease": "60s"}):
         dboost.prepare(NEW, "y", tmp_path / "data[1]", features=FEATURES)
     assert time.monotonic() - began < 20, "the other process was killed: nothing is waited for"
     assert saved(dboost.fit(tmp_path / "data[1]", "y", max_iter=2)) != before
-    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, "data[1]"]
+    assert len(versions(tmp_path / "data[1]")) == 1
 
 
 AT_ONCE = """

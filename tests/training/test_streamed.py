@@ -166,7 +166,7 @@ def test_prepared_data_stay_as_they_are(tmp_path: Path, folder: Path, streams: b
     place = tmp_path / "prepared"
     dboost.prepare(cut(frame, [150]), "late", place, features=FEATURES, sample_weight="w")
     before = {file.name: file.read_bytes() for file in place.iterdir()}
-    assert set(before) == {"binned.json", "codes", "rows", "portrait"}
+    assert sorted(name.partition("-")[0] for name in before) == ["dataset.json", "part", "part", "sample"]
     whole = dboost.fit(frame, "late", features=FEATURES, sample_weight="w", max_iter=2, eval_set=frame[:100])
     again = dboost.fit(place, "late", max_iter=2, eval_set=frame[:100], **({"memory_limit": LIMIT} if streams else {}))
     assert saved(whole) == saved(again)
@@ -187,8 +187,10 @@ def test_what_shaped_prepared_data_cannot_be_changed(tmp_path: Path) -> None:
         dboost.fit(place, "late")
     with pytest.raises(dboost.ParameterError, match="with a target of their own: leave yours out"):
         dboost.fit(place, np.zeros(200))
-    with pytest.raises(dboost.ParameterError, match="prepared data are trained on in this process"):
-        dboost.fit(place, "y", client=object())
+    with dboost.prepare(frame, "y", features=NUMERIC) as temporary:
+        for call in (dboost.fit, dboost.cv):
+            with pytest.raises(dboost.ParameterError, match=r"a temporary data set is|client belongs to"):
+                call(temporary, client=object())
 
 
 def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:
@@ -208,20 +210,23 @@ def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "complaint"),
     [
-        ("codes", lambda raw: raw[:1000] + bytes([raw[1000] ^ 4]) + raw[1001:], "codes is damaged: block 0"),
-        ("rows", lambda raw: raw[:-1], "rows is cut short: block 0 of 1"),
-        ("rows", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "rows is damaged"),
-        ("binned.json", lambda raw: raw.replace(b'"n_rows": 200', b'"n_rows": 100'), "binned.json is damaged"),
-        ("portrait", lambda raw: raw[:-1], "portrait is cut short: block 0 of 1"),
-        ("portrait", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "portrait is damaged"),
-        ("binned.json", lambda raw: raw[:-9], "binned.json is damaged"),
-        ("binned.json", lambda raw: raw.replace(b'"version": 1', b'"version": 9'), "format version 9"),
+        (
+            "part-*",
+            lambda raw: raw[:1000] + bytes([raw[1000] ^ 4]) + raw[1001:],
+            "part-.* is damaged: its content",
+        ),
+        ("part-*", lambda raw: raw[:-1], "part-.* is damaged: its content"),
+        ("sample-*", lambda raw: raw[:-1], "sample-.* is damaged: its content"),
+        ("sample-*", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "sample-.* is damaged: its content"),
+        ("dataset.json", lambda raw: raw.replace(b'"named": true', b'"named": false'), "dataset.json is damaged: its content"),
+        ("dataset.json", lambda raw: raw[:-9], "dataset.json is damaged or no description of prepared data"),
+        ("dataset.json", lambda raw: raw.replace(b'"version": 3', b'"version": 9'), "format version 9"),
     ],
 )
 def test_damaged_data_are_no_data(tmp_path: Path, name: str, damage: Any, complaint: str) -> None:
     place = tmp_path / "prepared"
     dboost.prepare(mixed_frame(200), "y", place, features=NUMERIC)
-    file = place / name
+    (file,) = place.glob(name)
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(dboost.DBoostError, match=complaint):
         dboost.fit(place, "y", max_iter=1)

@@ -8,7 +8,7 @@ in files, and the tasks take them from there: one task can read several ranges o
 (`cluster.partitions.read_tasks`). A task compares the fingerprint of its partition with that of the first reading: a source
 that has changed meanwhile is an error, also for fits much later and for those of other clients.
 
-Workers cannot read a stream: the client bins it, in files, and `sent_to_workers` sends them the bins, some at a time.
+Workers cannot read a stream: the client bins it, and `send_to_workers` sends them the bins, some at a time.
 
 A fit on the data set reads the binned partitions (`BinnedTasks`) instead of the source. Everything else, such as balancing,
 recovery and workers that join, is as for any table. Several fits may run at the same time.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client, Future
 
-from dboost.cluster.client.connection import Connection, address_of, current_client, submit, usable
+from dboost.cluster.client.connection import Connection, address_of, current_client, seceded, submit, usable
 from dboost.cluster.client.worker_choice import WorkerChoice
 from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone
 from dboost.cluster.training.cluster_fit import n_parts_of, train_on
@@ -47,31 +47,25 @@ from dboost.data.tables.reading import Reading
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.files.lease import Lease
 from dboost.model.ensemble import Ensemble
-from dboost.prepared.dataset_rows import (
-    DatasetDescription,
-    FoldScoresOfPartition,
+from dboost.prepared.dataset_files import (
+    PartFile,
     StoredDataset,
-    check_thresholds,
-    joined_role,
-    joined_scores,
-    joined_targets,
+    complete,
     new_version,
     read_part,
     remove_version,
-    scores_of_all,
-    scores_of_partition,
-    write_description,
     write_part,
 )
-from dboost.prepared.prepared_dataset import PreparedDataset
+from dboost.prepared.dataset_rows import BinnedRows
+from dboost.prepared.prepare import TableInBins, described
 from dboost.rows.encode import bin_chunk
 from dboost.rows.shard_spec import NARROW_BINS
 from dboost.session.fit_records import unpack
 from dboost.session.memory import Budget
 from dboost.session.reference_sample import reference_rows
-from dboost.session.row_samples import FoldRows
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import COLD_START
+from dboost.training.binned_data import DatasetDescription, check_thresholds
 from dboost.training.fit import propose_bins
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
@@ -104,20 +98,17 @@ class BinnedTasks(ReadTasks):
 
 
 @dataclass(eq=False)
-class ClusterRows:
-    """The rows of a data set on a cluster; implements `training.folds.BinnedRows`."""
+class ClusterRows(BinnedRows):
+    """The rows of a data set on a cluster."""
 
     client: Client
     data: DatasetDescription
+    settings: dict[str, Any]
     futures: list[Future]
     lengths: tuple[int, ...]  # rows of positive weight of each partition
     filled: tuple[str, ...]
     workers: Any = None
     name: str | None = None  # under which it is published
-
-    @property
-    def n_rows(self) -> int:
-        return sum(self.lengths)
 
     @property
     def is_lost(self) -> bool:
@@ -155,30 +146,15 @@ class ClusterRows:
 
         return ClusterSessions(connection, make_tasks, n_threads, n_at_once=n_at_once)
 
-    def targets(self) -> Column:
-        return joined_targets(self._map(_target_of, [() for _ in self.futures]))
+    @contextmanager
+    def for_folds(self) -> Iterator[ClusterRows]:
+        with seceded():  # the threads of the folds wait for workers, and the caller for them
+            yield self
 
-    def groups(self) -> np.ndarray | None:
-        return self._role("group")
+    def map(self, function: Callable[..., Any], arguments: Sequence[Any] | None = None) -> list[Any]:
+        return self._map(function, [() for _ in self.futures] if arguments is None else [(one,) for one in arguments])
 
-    def weights(self) -> np.ndarray | None:
-        return self._role("sample_weight")
-
-    def scores(self, model: Ensemble) -> np.ndarray:
-        check_thresholds(model, self.data.binning, "calibrate")
-        return scores_of_all(self.held_out_scores, model, self.n_rows)
-
-    def _role(self, name: str) -> np.ndarray | None:
-        """Return a role of all rows; None if they do not have it."""
-        return joined_role(self._map(_role_of, [(name,) for _ in self.futures])) if name in self.filled else None
-
-    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
-        starts = np.cumsum((0, *self.lengths)).tolist()
-        uses = [([fold.uses[first : first + n] for fold in folds],) for first, n in zip(starts, self.lengths, strict=False)]
-        scores = self._map(partial(_scores_of, pack((self.data.binning, list(models)))), uses)
-        return joined_scores(list(zip(starts, scores, strict=False)))
-
-    def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]], *, at_once: bool = False) -> list[Any]:
+    def _map(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, at_once: bool = False) -> list[Any]:
         """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised.
 
         at_once : see `finished`.
@@ -186,13 +162,14 @@ class ClusterRows:
         graph: dict[Any, Any] = {future.key: future for future in self.futures}
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             keys = [f"dboost-map-{connection.fit}-{i}" for i in range(len(self.futures))]
+            packed = pack(function)
             for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
-                graph[key] = (_call, connection.fit, pack((function, of_partition)), future.key)
+                graph[key] = (_call, connection.fit, packed, pack(of_partition), future.key)
             restricted = _restricted(connection)
             futures = submit(self.client, graph, keys, **restricted)
             return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()), at_once=at_once)
 
-    def publish(self, name: str, settings: dict[str, Any]) -> None:
+    def publish(self, name: str) -> None:
         """Keep the rows on the cluster under a name, also when this client has left.
 
         Raises
@@ -200,20 +177,21 @@ class ClusterRows:
         ParameterError
             If the name is taken.
         """
-        stored = {"settings": settings, "data": self.data, "futures": self.futures, "lengths": self.lengths}
+        fields = ("data", "settings", "futures", "lengths", "filled", "workers")
         try:
             with usable(self.client):
-                self.client.publish_dataset({**stored, "filled": self.filled, "workers": self.workers}, name=_PREFIX + name)
+                self.client.publish_dataset({field: getattr(self, field) for field in fields}, name=_PREFIX + name)
         except KeyError:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
         self.name = name
 
-    def write(self, root: str, settings: dict[str, Any], lease: Lease) -> StoredDataset:
+    def write(self, root: str, lease: Lease) -> StoredDataset:
         """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
         version = new_version()
         try:
-            parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))], at_once=True)
-            return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
+            write = partial(_write_part, root, version)
+            parts = tuple(self._map(write, [(i,) for i in range(len(self.futures))], at_once=True))
+            return complete(StoredDataset(root, self.data, self.settings, parts, self.filled, True), version, lease)
         except BaseException:  # no worker writes any more
             remove_version(root, version)
             raise
@@ -222,14 +200,14 @@ class ClusterRows:
     def stored(cls, stored: StoredDataset, client: Client, workers: Any = None) -> Self:
         """Have the workers read the files of a data set."""
         token = uuid.uuid4().hex
-        keys = [f"dboost-binned-{token}-{i}" for i in range(len(stored.files))]
+        keys = [f"dboost-binned-{token}-{i}" for i in range(len(stored.parts))]
         shared = f"dboost-promise-{token}"
         graph: dict[Any, Any] = {shared: (_identity, pack(stored.promise))}
-        for key, file, n_rows in zip(keys, stored.files, stored.lengths, strict=True):
-            graph[key] = (_read_part, shared, stored.root, *file, n_rows)
+        for key, part in zip(keys, stored.parts, strict=True):
+            graph[key] = (_read_part, shared, stored.root, tuple(part))
         with Connection(client, WorkerChoice.of(workers)) as connection:
             futures = submit(client, graph, keys, **_restricted(connection))
-        return cls(client, stored.data, futures, stored.lengths, stored.filled, workers)
+        return cls(client, stored.data, stored.settings, futures, stored.lengths, stored.filled, workers)
 
     def unpublish(self) -> None:
         """Remove the name; the partitions stay as long as a client holds them."""
@@ -249,31 +227,30 @@ class ClusterRows:
 _PREFIX = "dboost-"
 
 
-def published_rows(name: str, client: Client | None) -> tuple[ClusterRows, dict[str, Any]]:
-    """Return the published rows of that name, and their settings.
+def published_rows(name: str, client: Client | None) -> ClusterRows:
+    """Return the published rows of that name.
 
     Raises
     ------
     InputTypeError
         If there are none, or no client.
     """
-    with current_client(client) as found:
-        if found is None:
+    with current_client(client) as cluster:
+        if cluster is None:
             raise InputTypeError(f"the published data set {name!r} is on a cluster: give its client")
         try:
-            stored = dict(found.get_dataset(_PREFIX + name))  # the scheduler's own record if it is in this process
+            fields = dict(cluster.get_dataset(_PREFIX + name))  # the scheduler's own record if it is in this process
         except KeyError:
-            names = [one.removeprefix(_PREFIX) for one in found.list_datasets() if str(one).startswith(_PREFIX)]
+            names = [key.removeprefix(_PREFIX) for key in cluster.list_datasets() if str(key).startswith(_PREFIX)]
             known = f"there are {', '.join(map(repr, names))}" if names else "nothing is published"
             raise InputTypeError(f"the cluster has no data set {name!r}: {known}") from None
-    settings = stored.pop("settings")
-    return ClusterRows(found, **stored, name=name), settings
+    return ClusterRows(cluster, **fields, name=name)
 
 
-def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) -> ClusterRows:
+def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
     """Read a table on the workers, and bin it.
 
-    tasks : read the table; request : of a fit, with the parameters that shape the bins.
+    tasks : read the table; request : of a fit, with the parameters that shape the bins; settings : see `BinnedRows`.
     """
     parameters = request.parameters
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
@@ -323,27 +300,25 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
         finally:
             for future in held:  # Dask computes them again if it has to
                 future.release()
-    filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
-    values = np.concatenate([values for values, _ in filled])
-    data = DatasetDescription(binning, sessions.named, values, joined_targets([target for _, target in filled]))
-    return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
+    data = described(binning, sessions.named, [sample for i, sample in enumerate(samples) if n_kept[i]])
+    return ClusterRows(client, data, settings, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
 
 
-def sent_to_workers(client: Client, prepared: PreparedDataset, request: FitRequest) -> ClusterRows:
-    """Have workers hold the rows of a folder that this process has written.
+def send_to_workers(client: Client, rows: TableInBins, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
+    """Bin a table that this process has read, and have workers hold the rows. settings : see `BinnedRows`.
 
     At most `Tuning.wave_bytes` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a
     value, so that Dask can send those of a lost worker again.
     """
-    n_parts = n_parts_of(client)
-    most_rows = max(-(-prepared.n_rows // n_parts), tuning().least_partition_rows)
+    most_rows = min(max(-(-rows.n_rows // n_parts_of(client)), tuning().least_partition_rows), tuning().block_rows)
+    samples: list[tuple[np.ndarray, Column]] = []
     lengths: list[int] = []
     futures: list[Future] = []
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
         connection.progress = request.progress
         restricted = _restricted(connection)
         try:
-            for wave in _waves(prepared.partitions(most_rows)):
+            for wave in _waves(rows.partitions(most_rows), samples):
                 sent = submit(client, wave, list(wave), **restricted)
                 futures += sent
                 n_rows = {f"dboost-length-{future.key}": (_length_of, future.key) for future in sent}
@@ -354,19 +329,21 @@ def sent_to_workers(client: Client, prepared: PreparedDataset, request: FitReque
             for future in futures:
                 future.release()
             raise
-    filled = tuple(name for name, role in ROLES.items() if prepared.has(role.field))
-    return ClusterRows(client, prepared.description, futures, tuple(lengths), filled, request.workers)
+    data = described(rows.binning, rows.table.named, samples)
+    return ClusterRows(client, data, settings, futures, tuple(lengths), rows.filled, request.workers)
 
 
-def _waves(partitions: Iterable[BinnedPartition]) -> Iterator[dict[Any, Any]]:
-    """Yield the tasks of partitions that are sent at the same time, by key."""
+def _waves(partitions: Iterable[BinnedPartition], samples: list[tuple[np.ndarray, Column]]) -> Iterator[dict[Any, Any]]:
+    """Yield the tasks of partitions that are sent at the same time, by key; add the sampled rows to `samples`."""
     wave: dict[Any, Any] = {}
     n_bytes, token = 0, uuid.uuid4().hex
     for i, partition in enumerate(partitions):
         if wave and n_bytes + partition.n_bytes > tuning().wave_bytes:
             yield wave
             wave, n_bytes = {}, 0
-        wave[f"dboost-binned-{token}-{i}"] = (unpack, pack(partition))
+        assert partition.sample is not None
+        samples.append(partition.sample)
+        wave[f"dboost-binned-{token}-{i}"] = (unpack, pack(replace(partition, sample=None)))
         n_bytes += partition.n_bytes
         del partition
     yield wave
@@ -492,25 +469,14 @@ def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
     return partition, *partition.given_roles.values()
 
 
-def _call(fit: str, packed: bytes, partition: BinnedPartition) -> Any:
-    function, arguments = unpack(packed)
+def _call(fit: str, function: bytes, arguments: bytes, partition: BinnedPartition) -> Any:
     with running(fit):
-        return function(partition, *arguments)
+        return unpack(function)(partition, *unpack(arguments))
 
 
-def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int) -> BinnedPartition:
-    return read_part(root, name, checksum, n_rows, unpack(promise))
+def _read_part(promise: bytes, root: str, part: tuple[Any, ...]) -> BinnedPartition:
+    return read_part(root, PartFile(*part), unpack(promise))
 
 
-def _target_of(partition: BinnedPartition) -> Column:
-    assert partition.roles.target is not None
-    return partition.roles.target
-
-
-def _role_of(partition: BinnedPartition, name: str) -> np.ndarray:
-    return partition.roles.by_name()[name]  # type: ignore[return-value]
-
-
-def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:
-    binning, models = unpack(packed)
-    return scores_of_partition(partition, binning, models, uses)
+def _write_part(root: str, version: str, partition: BinnedPartition, i: int) -> PartFile:
+    return write_part(root, version, partition, i)

@@ -49,11 +49,6 @@ class Role:
     has_several: bool = False  # whether it may have several columns, of numbers: float64[n_columns, n]
 
     @property
-    def stored_dtype(self) -> str:
-        """Of its field in block files; targets are numbers, or codes of categories."""
-        return "<i8" if self.kind == "key" else "<f8"
-
-    @property
     def dtype(self) -> np.dtype | None:
         """Of the array that is read; None for that of the values."""
         return {"any": None, "number": np.dtype(np.float64), "key": np.dtype(np.int64)}[self.kind]

@@ -38,7 +38,7 @@ from dboost._lazy_import import is_a, pa
 from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
 from dboost.files.filesystem import filesystem_of, has_query, without_query
-from dboost.files.path_text import PREPARED, path_text
+from dboost.files.path_text import OLD_PREPARED, PREPARED, path_text
 
 #: Characters of a glob.
 MAGIC = re.compile(r"[*?\[]")
@@ -225,6 +225,10 @@ def find_files(path: Any) -> DataFiles:
             root, found = posixpath.dirname(name), {name: fs.info(name)}
         elif fs.isdir(name):
             root, found = name.rstrip("/") or "/", fs.find(name, detail=True)
+            if any(f"{root.rstrip('/')}/{description}" in found for description in (PREPARED, OLD_PREPARED)):
+                raise DataError(
+                    f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table"
+                )
             _check_plain(path, found)
             found = _without_hidden(root, len(root.rstrip("/").split("/")), found)
         elif not MAGIC.search(name):
@@ -340,8 +344,6 @@ def no_files_error(path: str) -> DataError:
     fs, root = filesystem_of(path)
     if has_query(path) or not fs.isdir(root):
         return DataFileMissingError(f"there is no file at {shown(path)}")
-    if fs.exists(f"{root.rstrip('/')}/{PREPARED}"):
-        return DataError(f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table")
     return DataError(
         f"the folder {shown(path)} has no data files: their names end in .parquet, .csv or .csv.gz, and do not begin with "
         f"'.' or '_'"

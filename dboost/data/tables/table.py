@@ -129,6 +129,8 @@ class Table:
     def codes(self, i: int) -> tuple[np.ndarray, ...]:
         """Return the codes of the features of partition `i`: uint8 or uint16 [n] each. Requires columns that are codes."""
         assert self._binning is not None
+        if not self.lengths[i]:  # columns without values have no type
+            return (np.empty(0, np.uint8),) * len(self.features)
         (part,) = self._stored[i]
         return part.unpacked(self._spool.get(self.numbers[i]))
 
@@ -168,6 +170,17 @@ class Table:
         if self._metadata_spool is not None:
             return self._metadata_spool.get(self.numbers[i])
         return self.all_roles.rows(slice(self._starts[i], self._starts[i + 1]))
+
+    def as_given(self, roles: RowRoles) -> RowRoles:
+        """Return roles of some rows with a numeric target in the type of the user's values."""
+        target = roles.target
+        if target is None or isinstance(target, CategoryColumn):
+            return roles
+        return replace(roles, target=target.astype(self.target_dtype))
+
+    def given_roles(self, i: int) -> RowRoles:
+        """Return the roles of partition `i`, see `as_given`."""
+        return self.as_given(self.roles(i))
 
     def gather_roles(self) -> None:
         """Load the roles of all rows into memory if they are in files."""

@@ -1,0 +1,129 @@
+"""Binning a table in this process, for a data set in files or for the workers of a cluster.
+
+It takes the memory of a chunk and a part. The table is read for targets and weights, for the sample that proposes the split
+points (some columns at a time), as in every fit (`training.fit.propose_bins`), and for the bin codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dboost.data import CategoryColumn, Column, Table
+from dboost.data.columns.binning import Binning
+from dboost.data.columns.chunk import BinnedPartition, values_of
+from dboost.data.columns.column import without_unused
+from dboost.data.columns.roles import rows_of
+from dboost.files.lease import Lease
+from dboost.prepared.dataset_files import PartFile, StoredDataset, complete, new_version, remove_version, write_part
+from dboost.prepared.dataset_rows import joined_targets
+from dboost.rows.encode import encoded_pieces
+from dboost.rows.shard_spec import NARROW_BINS, plan_layout
+from dboost.session.local_sessions import LocalSessions
+from dboost.session.reference_sample import reference_rows
+from dboost.session.target import check_categories, name_of_target
+from dboost.training.binned_data import DatasetDescription
+from dboost.training.fit import interruptible_reading, propose_bins
+from dboost.training.plan import FitRequest
+from dboost.tuning import tuning
+
+
+@dataclass(frozen=True, eq=False)
+class TableInBins:
+    """A table with split points."""
+
+    table: Table
+    binning: Binning
+    n_rows: int  # of positive weight
+    filled: tuple[str, ...]  # roles of these rows
+    seed: int  # of the reference sample
+    n_threads: int
+
+    @property
+    def rows_of_part(self) -> int:
+        """Most rows of a file."""
+        row_bytes = int(np.where(self.binning.n_bins <= NARROW_BINS, 1, 2).sum()) + 8 * len(self.filled)
+        return max(tuning().part_bytes // row_bytes, tuning().least_part_rows)
+
+    def partitions(self, n_rows: int) -> Iterator[BinnedPartition]:
+        """Yield the rows of positive weight in partitions of at most n_rows, with the sampled ones.
+
+        They are in order; a partition is valid until the next one.
+        """
+        binning, first = self.binning, 0
+        layout = plan_layout(binning.n_bins, binning.is_categorical)
+        for piece in encoded_pieces(self.table, binning, layout, self.n_threads, n_rows):
+            last = first + piece.codes.n_rows
+            drawn = reference_rows(self.n_rows, len(binning.features), self.seed, first, last) - first
+            roles = self.table.as_given(piece.roles)
+            target = without_unused(roles.target) if isinstance(roles.target, CategoryColumn) else roles.target
+            assert target is not None
+            roles = replace(roles, target=target, weight=roles.weight if "sample_weight" in self.filled else None)
+            yield BinnedPartition(piece.codes.columns(), roles, (values_of(piece.chunk, drawn), rows_of(target, drawn)))
+            first = last
+
+
+@contextmanager
+def table_in_bins(open_table: Callable[..., Table], request: FitRequest) -> Iterator[TableInBins]:
+    """Read a table in this process, and propose its split points.
+
+    open_table : reads it, given options and keywords for the features of a model (`data.tables.open_table.read_table`).
+    """
+    options = replace(request.reading, spool_roles=True)
+    sessions = LocalSessions(partial(open_table, options, **request.warm_start.like), request.n_threads)
+    parameters, progress = request.parameters, request.progress
+    with interruptible_reading(), closing(sessions):
+        progress.phase("reading the data")
+        features = sessions.load()
+        check_categories(sessions.target_scans(), name_of_target(request.roles["target"]))
+        progress.phase("binning")
+        binning = propose_bins(request, parameters, request.warm_start.widened(features), features, sessions)
+        filled = tuple(role for role in sessions.roles if not (role == "sample_weight" and sessions.unit_weights))
+        progress.phase("writing")
+        yield TableInBins(sessions.table, binning, sessions.n_rows, filled, parameters.random_state, request.n_threads)
+
+
+def described(binning: Binning, named: bool, samples: Sequence[tuple[np.ndarray, Column]]) -> DatasetDescription:
+    """Return the description of a data set. samples : values and targets of the sampled rows of each partition."""
+    values = np.concatenate([values for values, _ in samples])
+    return DatasetDescription(binning, named, values, joined_targets([target for _, target in samples]))
+
+
+def write_dataset(
+    root: str, lease: Lease, open_table: Callable[..., Table], request: FitRequest, settings: dict[str, Any]
+) -> StoredDataset:
+    """Read a table, and write its bins.
+
+    Parameters
+    ----------
+    root : str
+        A folder or URL.
+    lease : Lease
+        Of the folder, see `dataset_files.preparing`.
+    open_table, request
+        See `table_in_bins`.
+    settings : dict
+        The keywords of `dboost.prepare` that shape the data, as JSON.
+    """
+    version = new_version()
+    parts: list[PartFile] = []
+    samples: list[tuple[np.ndarray, Column]] = []
+    try:
+        with table_in_bins(open_table, request) as rows:
+            n_done = 0
+            for partition in rows.partitions(rows.rows_of_part):
+                assert partition.sample is not None
+                parts.append(write_part(root, version, partition, len(parts)))
+                samples.append(partition.sample)
+                n_done += partition.n_rows
+                request.progress.count(n_done, rows.n_rows, "row")
+            data = described(rows.binning, rows.table.named, samples)
+            return complete(StoredDataset(root, data, settings, tuple(parts), rows.filled, False), version, lease)
+    except BaseException:
+        remove_version(root, version)
+        raise
