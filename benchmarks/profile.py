@@ -167,12 +167,8 @@ class _Clock:
             (shard_grower, "_label"): ("leaves", lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0]))),
             (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
-            (split_finder, "_store_pairs"): (
-                "search", lambda h, stored, slots: (0, 16 * h[0].size * int((slots >= 0).sum())),
-            ),
-            (split_finder, "_search_pairs"): ("search", lambda *_: (0, 0)),
-            (split_finder, "_search_packed_pairs"): (
-                "search", lambda h, packed, pairs, *_: (0, 16 * h[0].size * int((pairs.slots >= 0).sum())),
+            (split_finder, "_search_pairs"): (
+                "search", lambda summed, stored, pairs, *_: (0, 16 * summed[0].size * int((pairs.slots >= 0).sum())),
             ),
         }  # fmt: skip
         with ExitStack() as patches:

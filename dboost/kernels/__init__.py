@@ -62,7 +62,7 @@ KNOWN_NUMBA = numba.version_info.short == (0, 68)
 
 _PACKAGE = Path(__file__).parent.parent
 #: The packages that define kernels.
-_WITH_KERNELS = ("kernels", "losses", "shards", "trees")
+_WITH_KERNELS = ("kernels", "losses", "trees")
 
 
 def _stamp() -> str:

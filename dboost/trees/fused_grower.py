@@ -29,23 +29,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import kernel
-from dboost.kernels.bins import search_proposed
 from dboost.kernels.histograms import HistogramRows, Packing, add, add_records, flush, subtract
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier, row_span
-from dboost.kernels.splits import (
-    FEATURE,
-    SCORE,
-    SearchScratch,
-    SplitParams,
-    beats,
-    clear_split,
-    mark_left_categories,
-    search_bounded,
-    search_categorical,
-    search_numeric,
-    search_packed,
-)
+from dboost.kernels.split_search import mark_codes, search_feature
+from dboost.kernels.splits import FEATURE, SCORE, beats, clear_split
 from dboost.trees.split_finder import extend_path, init_path, mark_allowed_features
 from dboost.trees.tree_task import FeatureConstraints, GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
 
@@ -72,13 +60,11 @@ class FusedTask(NamedTuple):
     """How one tree is grown: the part of `trees.tree_task.TreeTask` that the kernel reads."""
 
     packing: Packing
-    limits: SplitParams
     policy: GrowthPolicy
     scales: np.ndarray  # float64[4]: factors of gradients and Hessians before rounding, for histograms and for sums of leaves
     allowed: np.ndarray  # uint8[n_features]
     least_influence: int
     constraints: FeatureConstraints | None  # see `trees.split_finder`
-    direction: np.ndarray | None  # int8[n_features], see `tree_task.child_stats`
     has_root: bool  # whether the first slot of the packed histograms holds the root's
 
 
@@ -92,7 +78,7 @@ class TeamBuffers(NamedTuple):
     packed: np.ndarray  # int64[P, words]: packed buckets, of all columns, or of one unit when threads divide units
     flushed: np.ndarray  # int64[P]: whether a thread has flushed into its slot (narrow tables only)
     counts: np.ndarray  # int64[2, P]: where the right rows begin, for this split and for the previous one
-    found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves, by thread
+    best: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves, by thread
     left_codes: np.ndarray  # uint8[n_nodes, n_codes]: bin codes of a categorical split that go left
     n_rows: np.ndarray  # int64[n_nodes]: exact number of rows
     leaf_of: np.ndarray  # int64[n_nodes]: number of the leaf from left to right
@@ -108,7 +94,6 @@ class ThreadScratch(NamedTuple):
     end: np.ndarray  # int64[n_nodes, P]
     side: np.ndarray  # int64[n_nodes]: which record buffer
     excluded: np.ndarray  # int64[n_nodes, 2]: range of this thread's excluded rows, if they are routed along
-    search: SearchScratch
     goes_left: np.ndarray  # uint8[n_codes]
     leaf_sums: np.ndarray  # float64[max_leaves, 2]
     stack: np.ndarray  # int64[max_leaves + 1]
@@ -116,38 +101,37 @@ class ThreadScratch(NamedTuple):
 
 
 @kernel
-def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, proposal, histograms):
+def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, search, histograms):
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
     rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
-    NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; proposal :
-    `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : Histograms of open leaves, and
-    behind them in narrow tables of what each thread has flushed.
+    NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; search : SplitSearch, with
+    this thread's scratch; histograms : Histograms of open leaves, and behind them in narrow tables of what each thread has
+    flushed.
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
     codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes
     wide_codes, repeat_count = histogram_rows.wide, histogram_rows.repeat_count
     gradient, hessian, leaf = rows.gradient, rows.hessian, rows.leaf
     sampled, influence = rows.sampled, rows.influence
-    packing, limits, policy = task.packing, task.limits, task.policy
+    packing, policy = task.packing, task.policy
     scales, allowed = task.scales, task.allowed
-    constraints, direction = task.constraints, task.direction
+    constraints, limits, direction = task.constraints, search.limits, search.direction
     pool, packed_histograms = histograms.by_channel, histograms.packed
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
-    search, goes_left = thread_scratch.search, thread_scratch.goes_left
-    order = search.order
+    order, goes_left = search.scratch.order, thread_scratch.goes_left
     leaf_sums, stack = thread_scratch.leaf_sums, thread_scratch.stack
     total, control, by_unit = thread_scratch.total, team_buffers.control, team_buffers.by_unit
     records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
-    counts, all_found, left_codes = team_buffers.counts, team_buffers.found, team_buffers.left_codes
+    counts, all_best, left_codes = team_buffers.counts, team_buffers.best, team_buffers.left_codes
     flushed_of = team_buffers.flushed
     rows_of, leaf_of, units = team_buffers.n_rows, team_buffers.leaf_of, team_buffers.units
     offset, first_of, features = layout.offset, layout.first, layout.features
     start_of, is_category, bins_of = layout.start, layout.is_categorical, layout.n_bins
     total_of, gain_of = nodes.total, nodes.gain
     child_of, depth_of = nodes.child, nodes.depth
-    missing_left_of, feature_of, split_bin_of = nodes.missing_left, nodes.feature, nodes.split_bin
+    missing_left_of, feature_of = nodes.missing_left, nodes.feature
 
     n_threads = starts.size - 1
     n_rows = starts[n_threads]
@@ -252,8 +236,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 return I(-1)
 
         # Reduce over threads, subtract from the parent, search. The root's sums are known only after its reduction.
-        clear_split(all_found[thread, 0])
-        clear_split(all_found[thread, 1])
+        clear_split(all_best[thread, 0])
+        clear_split(all_best[thread, 1])
         if not (by_unit or is_known):
             for q in range(n_threads):
                 flush(layout, packing, my_columns, I(0), all_packed[q], histograms, slot[small], q == 0, order)
@@ -293,33 +277,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                     if constraints is not None:
                         if paths.open[child - left, feature] == 0:
                             continue
-                    found = all_found[thread, child - left]
-                    if packed_histograms is not None:
-                        search_packed(
-                            packed_histograms, slot[child], start, stop - start - 1, feature, total_of[child], limits,
-                            search, found,
-                        )  # fmt: skip
-                    if pool is not None:
-                        if is_category[feature] != 0:
-                            search_categorical(
-                                pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits, search, found
-                            )
-                            continue
-                        if proposal is not None:
-                            search_proposed(
-                                pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
-                                proposal, search, found,
-                            )  # fmt: skip
-                            continue
-                        if direction is not None:
-                            search_bounded(
-                                pool[slot[child]], start, stop - start - 1, feature, direction[feature], total_of[child],
-                                limits, found,
-                            )  # fmt: skip
-                            continue
-                        search_numeric(
-                            pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits, search, found
-                        )
+                    best = all_best[thread, child - left]
+                    search_feature(histograms, slot[child], start, layout, feature, total_of[child], search, best)
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
             return I(-1)
@@ -327,15 +286,15 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             # The best over threads: highest score, then lowest feature.
             chosen = I(0)
             for q in range(1, n_threads):
-                found = all_found[q, child - left]
-                if beats(found[SCORE], found[FEATURE], all_found[chosen, child - left]):
+                best = all_best[q, child - left]
+                if beats(best[SCORE], best[FEATURE], all_best[chosen, child - left]):
                     chosen = I(q)
-            set_best_split(nodes, child, all_found[chosen, child - left], limits)
+            set_best_split(nodes, child, all_best[chosen, child - left], limits)
             if gain_of[child] <= 0.0:
                 free[n_free] = slot[child]
                 n_free += 1
 
-        # Split leaves until there is one whose children need histograms. (`found` is written again only after the barrier
+        # Split leaves until there is one whose children need histograms. (`all_best` is written again only after the barrier
         # of the next split, when all threads have read it.)
         large = I(-1)
         while n_nodes < last_node and large < 0:
@@ -347,27 +306,13 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             apply_split(nodes, node, n_nodes, limits, direction)
             n_nodes += 2
             feature = feature_of[node]
-            n_bins = bins_of[feature]
-            at_missing, missing_h = offset[feature] + n_bins, 0.0
+            n_bins, best, total_h = bins_of[feature], nodes.best[node], total_of[node, 1]
+            mark_codes(histograms, slot[node], offset[feature], layout, best, total_h, search, goes_left)
+            missing_left_of[node] = goes_left[n_bins]
             if pool is not None:
-                missing_h = pool[slot[node], 1, at_missing]
-            if packed_histograms is not None:
-                sums = packed_histograms.sums[slot[node]]
-                missing_h = np.float64(np.int32(sums[at_missing] - sums[at_missing - 1]))
-            is_categorical = is_category[feature] != 0
-            if pool is not None:
-                if is_categorical:
-                    mark_left_categories(
-                        pool[slot[node]], offset[feature], n_bins, split_bin_of[node], limits, search, goes_left
-                    )
-                    missing_left_of[node] = goes_left[n_bins]
-                    if thread == 0:
-                        for code in range(n_bins + 1):
-                            left_codes[node, code] = goes_left[code]
-            if not is_categorical:
-                for code in range(n_bins):
-                    goes_left[code] = code <= split_bin_of[node]
-                goes_left[n_bins] = missing_left_of[node]
+                if is_category[feature] != 0 and thread == 0:
+                    for code in range(n_bins + 1):
+                        left_codes[node, code] = goes_left[code]
 
             begin, end = begins[node, thread], ends[node, thread]
             side = side_of[node]
@@ -390,12 +335,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 rows_right += ends[node, q] - middle
             parity = 1 - parity
             side_of[left] = side_of[right] = 1 - side
-            if missing_h == 0.0:
-                # No value was missing here: at prediction, missing values follow the larger child.
-                missing_left_of[node] = 1 if total_of[left, 1] > total_of[right, 1] else 0
             if influence is not None:
                 if route_excluded:
-                    goes_left[n_bins] = missing_left_of[node]
                     begin, end = excluded[node, 0], excluded[node, 1]
                     source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
                     if row < 0:

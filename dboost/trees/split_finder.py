@@ -25,25 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost.kernels import internal, kernel
-from dboost.kernels.bins import search_proposed
-from dboost.kernels.histograms import BinLayout, PackedSums
+from dboost.kernels.histograms import BinLayout, Histograms, PackedSums, subtract
 from dboost.kernels.rows import splitmix
-from dboost.kernels.splits import (
-    FEATURE,
-    LEFT_H,
-    MISSING_LEFT,
-    NO_SPLIT,
-    SCORE,
-    SPLIT_BIN,
-    SPLIT_SIZE,
-    clear_split,
-    mark_left_categories,
-    new_search_scratch,
-    search_bounded,
-    search_categorical,
-    search_numeric,
-    search_packed,
-)
+from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
+from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE, SPLIT_SIZE, clear_split, new_search_scratch
 from dboost.trees.bin_proposal import new_proposal_buffers
 from dboost.trees.tree_task import FeatureConstraints, TreeTask, child_stats, gain_of
 
@@ -231,21 +216,19 @@ class SplitFinder:
         self._first = first
         self._last = len(layout.n_bins) if last is None else last
         self.buckets = slice(int(layout.offset[self._first]), int(layout.offset[self._last]))
-        n_codes = int(layout.n_bins.max()) + 1
-        self._n_codes, self._scratch = n_codes, new_search_scratch(n_codes)
-        self._proposal_buffers = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
-        #: Histograms of leaves, and the slot of each node.
+        self._n_codes = int(layout.n_bins.max()) + 1
+        proposal = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
+        self._search = SplitSearch(task.limits, task.direction, proposal, new_search_scratch(self._n_codes))
         self._is_packed = (
             n_rows is not None
             and (self._first, self._last) == (0, len(layout.n_bins))
             and not layout.is_categorical.any()
             and task.can_stay_packed(n_rows)
         )
-        self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None or self._is_packed else after._stored
-        #: The same as packed prefix sums, and their counts.
-        none = np.empty((0, 0), np.int64)
-        self._packed_sums: np.ndarray = none if after is None or not self._is_packed else after._packed_sums
-        self._packed_counts: np.ndarray = none if after is None or not self._is_packed else after._packed_counts
+        #: Histograms of leaves, and the slot of each node.
+        self._stored: Histograms = _no_histograms(is_packed=self._is_packed)
+        if after is not None and after._is_packed == self._is_packed:
+            self._stored = after._stored
         self._slot_of: dict[int, int] = {}
         self._n_slots = 0
         self._allowed = np.empty((0, 2, len(task.allowed)), np.uint8)
@@ -277,38 +260,34 @@ class SplitFinder:
         best, children = np.zeros((n, 2, SPLIT_SIZE)), np.empty((n, 2, 2, 5))
         gains, goes_left = np.empty((n, 2)), np.zeros((n, 2, self._n_codes), np.uint8)
         arrays = PairArrays(slots, totals, allowed, best, children, gains, goes_left)
-        limits, direction = self._task.limits, self._task.direction
         if self._is_packed:
-            packed = PackedSums(self._packed_sums, self._packed_counts)
-            narrow = histograms.astype(np.int32, copy=False)  # all sums fit
-            _search_packed_pairs(narrow, packed, arrays, self._layout, limits, direction, self._scratch)
-        else:
-            _store_pairs(histograms, self._stored, slots)
-            _search_pairs(
-                self._stored, arrays, self._layout, (self._first, self._last), limits, direction, self._proposal_buffers,
-                self._scratch,
-            )  # fmt: skip
+            histograms = histograms.astype(np.int32, copy=False)  # all sums fit
+        _search_pairs(histograms, self._stored, arrays, self._layout, (self._first, self._last), self._search)
         n_codes = self._layout.n_bins + 1
         gain_of = gains.tolist()
-        found = []
+        splits = []
         for k, pair in enumerate(pairs):
             for side in range(2 if pair.large >= 0 else 1):
                 split = best[k, side]
                 n_marks = 0 if split[SCORE] == NO_SPLIT else n_codes[int(split[FEATURE])]
                 marks = goes_left[k, side, :n_marks]
-                found.append(SplitInfo(split, totals[k, side], children[k, side], gain_of[k][side], marks))
-        return found
+                splits.append(SplitInfo(split, totals[k, side], children[k, side], gain_of[k][side], marks))
+        return splits
 
     def _reserve(self, n: int, shape: tuple[int, ...]) -> None:
-        """Grow the buffer so that it holds the histograms of `n` more nodes."""
-        if self._is_packed:
-            self._packed_sums = self._grown(self._packed_sums, n, shape[1:])
+        """Grow the buffers so that they hold the histograms of `n` more nodes. shape : (n_channels, n_buckets)."""
+        by_channel, packed = self._stored
+        if by_channel is not None:
+            by_channel = self._with_room(by_channel, n, shape)
+        if packed is not None:
+            counts = packed.counts
             if self._task.limits.count_channel == 2:
-                self._packed_counts = self._grown(self._packed_counts, n, shape[1:])
-        else:
-            self._stored = self._grown(self._stored, n, shape)
+                counts = self._with_room(counts, n, shape[1:])
+            packed = PackedSums(self._with_room(packed.sums, n, shape[1:]), counts)
+        self._stored = Histograms(by_channel, packed)
 
-    def _grown(self, stored: np.ndarray, n: int, shape: tuple[int, ...]) -> np.ndarray:
+    def _with_room(self, stored: np.ndarray, n: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the histograms that are stored so far in an array with room for `n` more."""
         if self._n_slots + n <= len(stored) and stored.shape[1:] == shape:
             return stored
         larger = np.empty((max(2 * len(stored), self._n_slots + n), *shape), stored.dtype)
@@ -326,133 +305,66 @@ class SplitFinder:
         return total
 
 
-@kernel
-def _store_pairs(histograms, stored, slots):
-    """Store the children's histograms in their slots of `stored`; see `PairArrays.slots`.
+def _no_histograms(*, is_packed: bool) -> Histograms:
+    """Return histograms of no slots."""
+    none = np.empty((0, 0), np.int64)
+    return Histograms(None, PackedSums(none, none)) if is_packed else Histograms(np.empty((0, 0, 0)), None)
 
-    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent.
+
+@kernel
+def _search_pairs(summed, histograms, pairs, layout, features, search):
+    """Store the histograms of children, and find their best splits over some features.
+
+    summed : int32 or float64[n_pairs, n_channels, n_buckets], of the small children; histograms : Histograms by slot; pairs :
+    PairArrays; features : (first, last); search : SplitSearch.
     """
-    for k in range(len(histograms)):
-        small, large = slots[k]
-        for p in range(histograms.shape[1]):
-            given, kept = histograms[k, p], stored[small, p]
-            for b in range(given.size):
-                kept[b] = given[b]
-            if large >= 0:
-                rest = stored[large, p]
-                for b in range(given.size):
-                    rest[b] -= given[b]
-
-
-@kernel
-def _search_pairs(stored, pairs, layout, features, limits, direction, proposal, scratch):
-    """Find the best splits of children over some features. pairs : PairArrays; features : (first, last)."""
     slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
-    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
+    best, children, gains = pairs.best, pairs.children, pairs.gains
     base = layout.offset[features[0]]
     for k in range(len(slots)):
+        _store_pair(summed[k], histograms, slots[k, 0], slots[k, 1], layout)
         for side in range(2):
-            if slots[k, side] < 0:
+            slot, total, split = slots[k, side], totals[k, side], best[k, side]
+            if slot < 0:
                 continue
-            node_histogram, split = stored[slots[k, side]], best[k, side]
-            _search_node(
-                node_histogram, layout, features, totals[k, side], limits, allowed[k, side], direction, proposal, scratch, split
-            )
+            clear_split(split)
+            for feature in range(features[0], features[1]):
+                if allowed[k, side, feature]:
+                    search_feature(histograms, slot, layout.offset[feature] - base, layout, feature, total, search, split)
             gains[k, side] = -1.0
             if split[SCORE] == NO_SPLIT:
                 continue
-            total = totals[k, side]
-            gains[k, side] = gain_of(total, split, limits)
-            child_stats(total, split, limits, direction, children[k, side, 0], children[k, side, 1])
-            feature = np.int64(split[FEATURE])
-            n_bins, at = layout.n_bins[feature], layout.offset[feature] - base
-            marks = goes_left[k, side]
-            if layout.is_categorical[feature] != 0:
-                mark_left_categories(node_histogram, at, n_bins, np.int64(split[SPLIT_BIN]), limits, scratch, marks)
-            else:
-                for code in range(np.int64(split[SPLIT_BIN]) + 1):
-                    marks[code] = 1
-                marks[n_bins] = np.uint8(split[MISSING_LEFT])
-            if node_histogram[1, at + n_bins] == 0.0:
-                # No value was missing here: at prediction, missing values follow the larger child.
-                marks[n_bins] = 1 if split[LEFT_H] > total[1] - split[LEFT_H] else 0
+            gains[k, side] = gain_of(total, split, search.limits)
+            child_stats(total, split, search.limits, search.direction, children[k, side, 0], children[k, side, 1])
+            at = layout.offset[np.int64(split[FEATURE])] - base
+            mark_codes(histograms, slot, at, layout, split, total[1], search, pairs.goes_left[k, side])
 
 
 @internal
-def _search_node(histogram, layout, features, total, limits, allowed, direction, proposal, scratch, best):
-    """Find the best split of a node over some features (first, last), whose buckets begin at 0."""
-    clear_split(best)
-    base = layout.offset[features[0]]
-    for feature in range(features[0], features[1]):
-        if not allowed[feature]:
-            continue
-        at, n_bins = layout.offset[feature] - base, layout.n_bins[feature]
-        if layout.is_categorical[feature] != 0:
-            search_categorical(histogram, at, n_bins, feature, total, limits, scratch, best)
-            continue
-        if proposal is not None:
-            search_proposed(histogram, at, n_bins, feature, direction, total, limits, proposal, scratch, best)
-        elif direction is not None:
-            search_bounded(histogram, at, n_bins, feature, direction[feature], total, limits, best)
-        else:
-            search_numeric(histogram, at, n_bins, feature, total, limits, scratch, best)
-
-
-@kernel
-def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, scratch):
-    """Store the children's histograms as packed prefix sums, and find their best splits (`kernels.splits.search_packed`).
-
-    histograms : int32[n_pairs, n_channels, n_buckets].
-    """
-    packed_sums, packed_counts = packed.sums, packed.counts
-    slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
-    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
-    n_features = len(layout.n_bins)
-    for k in range(len(histograms)):
-        small, large = slots[k]
-        for feature in range(n_features):
-            start, stop = layout.offset[feature], layout.offset[feature + 1]
-            g, h, sums = histograms[k, 0, start:stop], histograms[k, 1, start:stop], packed_sums[small, start:stop]
-            running = np.int64(0)
+def _store_pair(summed, histograms, small, large, layout):
+    """Store the histogram of a small child in its slot; make that of its parent, in the slot of the large child (-1 for none),
+    the large child's."""
+    if histograms.by_channel is not None:
+        for channel in range(summed.shape[0]):
+            sums, stored = summed[channel], histograms.by_channel[small, channel]
             for b in range(sums.size):
-                running += (np.int64(g[b]) << np.int64(32)) + np.int64(h[b])
-                sums[b] = running
-            if large >= 0:
-                rest = packed_sums[large, start:stop]
-                for b in range(sums.size):
-                    rest[b] -= sums[b]
-            if packed_counts.size > 0:
-                n, counts = histograms[k, 2, start:stop], packed_counts[small, start:stop]
-                running = np.int64(0)
-                for b in range(counts.size):
-                    running += np.int64(n[b])
-                    counts[b] = running
-                if large >= 0:
-                    rest = packed_counts[large, start:stop]
-                    for b in range(counts.size):
-                        rest[b] -= counts[b]
-        for side in range(2):
-            slot = slots[k, side]
-            if slot < 0:
-                continue
-            total, split = totals[k, side], best[k, side]
-            clear_split(split)
-            for feature in range(n_features):
-                if allowed[k, side, feature]:
-                    search_packed(
-                        packed, slot, layout.offset[feature], layout.n_bins[feature], feature, total, limits, scratch, split
-                    )
-            gains[k, side] = -1.0
-            if split[SCORE] == NO_SPLIT:
-                continue
-            gains[k, side] = gain_of(total, split, limits)
-            child_stats(total, split, limits, direction, children[k, side, 0], children[k, side, 1])
-            best_feature = np.int64(split[FEATURE])
-            n_bins, at = layout.n_bins[best_feature], layout.offset[best_feature]
-            marks = goes_left[k, side]
-            for code in range(np.int64(split[SPLIT_BIN]) + 1):
-                marks[code] = 1
-            marks[n_bins] = np.uint8(split[MISSING_LEFT])
-            if np.int32(packed_sums[slot, at + n_bins] - packed_sums[slot, at + n_bins - 1]) == 0:
-                # No value was missing here: at prediction, missing values follow the larger child.
-                marks[n_bins] = 1 if split[LEFT_H] > total[1] - split[LEFT_H] else 0
+                stored[b] = sums[b]
+    if histograms.packed is not None:
+        for feature in range(len(layout.n_bins)):
+            start, stop = layout.offset[feature], layout.offset[feature + 1]
+            _store_packed(summed[:, start:stop], histograms.packed, small, start)
+    if large >= 0:
+        subtract(histograms, large, small, np.int64(0), np.int64(summed.shape[1]))
+
+
+@internal
+def _store_packed(summed, packed, slot, start):
+    """Store the sums of a feature (int32[n_channels, n]), whose first bucket is `start`, as prefix sums."""
+    running, n_rows = np.int64(0), np.int64(0)
+    for b in range(summed.shape[1]):
+        running += (np.int64(summed[0, b]) << np.int64(32)) + np.int64(summed[1, b])
+        packed.sums[slot, start + b] = running
+    if packed.counts.size > 0:
+        for b in range(summed.shape[1]):
+            n_rows += np.int64(summed[2, b])
+            packed.counts[slot, start + b] = n_rows

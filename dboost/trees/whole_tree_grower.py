@@ -24,7 +24,8 @@ from dboost.kernels.histograms import (
 )
 from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.simd import VECTOR
-from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
+from dboost.kernels.split_search import SplitSearch
+from dboost.kernels.splits import SPLIT_SIZE, SearchScratch, new_search_scratch
 from dboost.kernels.threads import Team
 from dboost.rows.shard import Shard
 from dboost.trees.apply_trees import assign_leaves
@@ -199,9 +200,6 @@ class WholeTreeGrower:
         buffers.of_team.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
         self._rows.merge_bins([task])
-        proposal_buffers = [
-            None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
-        ]
         if task.constraints is not None and buffers.paths[0] is None:
             buffers.paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
@@ -209,14 +207,15 @@ class WholeTreeGrower:
         if histograms.packed is not None and task.limits.count_channel != 2:
             packing = packing._replace(rows=n + 1)  # buckets without counts hold the sums of all rows
         fused_task = FusedTask(
-            packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
-            task.direction, root is not None,
-        )  # fmt: skip
+            packing, task.policy, task.scales, task.allowed, task.least_influence, task.constraints, root is not None
+        )
 
         def work(thread: int) -> int:
+            proposal = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
+            search = SplitSearch(task.limits, task.direction, proposal, buffers.search[thread])
             return grow_whole_tree(
                 thread, rows, shard.bin_layout, fused_task, buffers.of_team, buffers.of_threads[thread],
-                buffers.nodes[thread], buffers.paths[thread], proposal_buffers[thread], histograms,
+                buffers.nodes[thread], buffers.paths[thread], search, histograms,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
@@ -303,6 +302,7 @@ class _Buffers:
     of_team: TeamBuffers
     of_threads: list[ThreadScratch]
     nodes: list[NodeArrays]  # by thread
+    search: list[SearchScratch]  # by thread
     n_slots: int  # most leaves that are open at the same time
     paths: list[FeaturePaths | None]  # by thread
     rows: np.ndarray  # int64[n_rows], for the rows that a fold trains on; empty without folds
@@ -317,6 +317,7 @@ class _Buffers:
             of_team=_team_buffers(shard, policy, team, by_unit),
             of_threads=[_thread_scratch(shard, policy, n_threads, n_slots) for _ in range(n_threads)],
             nodes=[new_node_arrays(policy.max_leaves) for _ in range(n_threads)],
+            search=[new_search_scratch(int(shard.bin_layout.n_bins.max()) + 1) for _ in range(n_threads)],
             n_slots=n_slots,
             paths=[None] * n_threads,
             rows=np.empty(0 if shard.segments is None else shard.n_rows, np.int64),
@@ -337,7 +338,7 @@ def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool)
         packed=np.zeros((p, words), np.int64),
         flushed=np.zeros(p, np.int64),
         counts=np.zeros((2, p), np.int64),
-        found=np.zeros((p, 2, SPLIT_SIZE)),
+        best=np.zeros((p, 2, SPLIT_SIZE)),
         left_codes=np.zeros((n_nodes, int(layout.n_bins.max()) + 1 if categorical else 1), np.uint8),
         n_rows=np.zeros(n_nodes, np.int64),
         leaf_of=np.zeros(n_nodes, np.int64),
@@ -362,7 +363,6 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         end=np.zeros((n_nodes, n_threads), np.int64),
         side=np.zeros(n_nodes, np.int64),
         excluded=np.zeros((n_nodes, 2), np.int64),
-        search=new_search_scratch(n_codes),
         goes_left=np.zeros(n_codes, np.uint8),
         leaf_sums=np.zeros((policy.max_leaves, 2)),
         stack=np.zeros(policy.max_leaves + 1, np.int64),

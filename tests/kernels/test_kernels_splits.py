@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import splits
-from dboost.kernels.histograms import PackedSums
+from dboost.kernels.histograms import Histograms, PackedSums
+from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import (
     FEATURE,
     LEFT_G,
@@ -27,6 +28,7 @@ from dboost.kernels.splits import (
     SplitParams,
     new_search_scratch,
 )
+from dboost.rows.shard_spec import plan_layout
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import bounded as naive_bounded
 from tests.helpers.naive import splits as naive
@@ -313,3 +315,37 @@ def test_many_levels_are_sorted() -> None:
         limits = limits_of(smoothing=10.0)
         used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
         assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
+
+
+@njit(error_model="numpy")
+def search_and_mark(histograms, layout, total, search, best, goes_left):
+    splits.clear_split(best)
+    for feature in range(len(layout.n_bins)):
+        search_feature(histograms, 0, layout.offset[feature], layout, feature, total, search, best)
+    at = layout.offset[int(best[FEATURE])]
+    mark_codes(histograms, 0, at, layout, best, total[1], search, goes_left)
+
+
+@pytest.mark.parametrize("n_missing", [0, 30])
+@pytest.mark.parametrize("n_left", [20, 80])
+def test_histograms_of_both_forms_give_the_same_split_and_codes(n_left: int, n_missing: int) -> None:
+    """Missing values go where they fit; if the node has none, they follow the larger child."""
+    layout = plan_layout(np.array([4, 4]), np.zeros(2, bool))
+    # The first feature tells nothing, the second one splits after bin 1; missing values are like the right side.
+    n = np.array([n_left / 2, n_left / 2, (100 - n_left) / 2, (100 - n_left) / 2, n_missing])
+    signed = n * [7, 7, -7, -7, -7]
+    counts = np.concatenate(([n.sum(), 0, 0, 0, 0], n))
+    gradient = np.concatenate(([signed.sum(), 0, 0, 0, 0], signed))
+    by_channel = np.stack((gradient, counts, counts))
+    total = np.array([signed.sum(), n.sum(), n.sum(), -np.inf, np.inf])
+    words = (gradient.astype(np.int64) << 32) + counts.astype(np.int64)
+    prefix = np.concatenate((words[:5].cumsum(), words[5:].cumsum()))[None]
+    rows = np.concatenate((counts[:5].cumsum(), counts[5:].cumsum())).astype(np.int64)[None]
+    forms = Histograms(by_channel[None], None), Histograms(None, PackedSums(prefix, rows))
+    results = []
+    for form in forms:
+        best, goes_left = np.zeros(SPLIT_SIZE), np.full(5, 2, np.uint8)
+        search_and_mark(form, layout, total, SplitSearch(limits_of(), None, None, used_scratch(5)), best, goes_left)
+        results.append((best[: LEFT_N + 1].tolist(), goes_left.tolist()))
+    assert results[0] == results[1]
+    assert results[0][1] == [1, 1, 0, 0, int(n_missing == 0 and n_left > 50)]
