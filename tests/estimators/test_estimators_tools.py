@@ -156,9 +156,13 @@ def test_validation_pairs_and_offsets_are_routed() -> None:
     X, y = signal_and_noise(DBoostRegressor)
     offset = X["b"].to_numpy()
     with sklearn.config_context(enable_metadata_routing=True):
-        model = small(DBoostRegressor).set_fit_request(offset=True)
+        model = small(DBoostRegressor).set_fit_request(offset=True).set_score_request(offset=True)
         search = GridSearchCV(model, {"max_leaf_nodes": [6]}, cv=2).fit(X, y, offset=offset)
     assert search.best_estimator_.booster_ == small(DBoostRegressor).fit(X, y, offset=offset).booster_
+    half = len(X) // 2
+    second = small(DBoostRegressor).fit(X[half:], y[half:], offset=offset[half:])
+    expected = second.score(X[:half], y[:half], offset=offset[:half])
+    assert search.cv_results_["split0_test_score"][0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("output", ["pandas", "polars"])
