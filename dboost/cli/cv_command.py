@@ -111,19 +111,19 @@ def _write_scores(path: str, result: dboost.CVResult) -> None:
 def _without_nan(value: Any) -> Any:
     """Return values that JSON has: null in place of NaN and infinity."""
     if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_nan(one) for one in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _predictions(result: dboost.CVResult) -> pa.Table:
-    found = result.predictions
-    if found.ndim == 1:
-        return pa.table({"prediction": found})
+    predictions = result.predictions
+    if predictions.ndim == 1:
+        return pa.table({"prediction": predictions})
     booster = result.boosters[0]
     prefix = "" if booster.classes_ is None else "probability_"
-    return pa.table({f"{prefix}{name}": found[:, i] for i, name in enumerate(booster.outputs.columns)})
+    return pa.table({f"{prefix}{name}": predictions[:, i] for i, name in enumerate(booster.outputs.columns)})
 
 
 def _write(path: str, table: pa.Table) -> None:

@@ -172,14 +172,14 @@ def fold_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
         ):
             if is_given:
                 raise ParameterError(f"{option} needs a number of folds, not --folds {arguments.folds}")
-    found = {"groups": arguments.groups, "time": arguments.time_column, "repeats": arguments.repeats}
+    keywords = {"groups": arguments.groups, "time": arguments.time_column, "repeats": arguments.repeats}
     if kind == "ordered":
         from sklearn.model_selection import TimeSeriesSplit  # importing it takes time that most runs need not spend
 
         if int(value) < 2:
             raise ParameterError(f"--folds {arguments.folds}: at least two folds are needed")
-        return found | {"folds": TimeSeriesSplit(int(value))}
-    return found | {"folds": value if kind == "column" else arguments.folds}
+        return keywords | {"folds": TimeSeriesSplit(int(value))}
+    return keywords | {"folds": value if kind == "column" else arguments.folds}
 
 
 def fold_columns(arguments: argparse.Namespace) -> list[str]:

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
         booster.report(arguments.html, arguments.data, arguments.target, arguments.weight, offset=arguments.offset)
         print(f"report in {arguments.html}", file=output_paths.summary_file(arguments.html))
     if arguments.json:
-        found = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
-        print(json.dumps(_plain(found), allow_nan=False, indent=1))
+        content = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
+        print(json.dumps(_plain(content), allow_nan=False, indent=1))
         return
     printers = {"importance": _importance_table, "dependence": _dependence_table, "drift": _drift_table}
     for name, frame in frames.items():
@@ -146,8 +146,8 @@ def _dependence_table(found: pd.DataFrame) -> Table:
 
 def _drift_table(found: pd.DataFrame) -> Table:
     shown = found if len(found) <= SHOWN else found.iloc[:SHOWN]
-    of = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
-    title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({of})"
+    extent = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
+    title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({extent})"
     table = _table(title, "", "drift", "psi", "chance", "distance", "missing", "new")
     for row in shown.itertuples(index=False):
         missing = f"{row.missing_before:.3f} → {row.missing:.3f}"
@@ -185,9 +185,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value if value is None or isinstance(value, str | int | float) else str(value)
@@ -214,9 +214,9 @@ def _print_parameters(console: Console, ensemble: Ensemble) -> None:
     """Print a line ``name = value`` for each parameter, those that differ from the default first."""
     defaults = {field.name: field.default for field in fields(Parameters)}
     set_here = {name for name, value in ensemble.parameters.items() if value != defaults.get(name, MISSING)}
-    of = " of the first fit" if len(ensemble.sources) > 1 else ""
+    suffix = " of the first fit" if len(ensemble.sources) > 1 else ""
     for title, names in (
-        (f"Parameters{of} that differ from the default", [name for name in ensemble.parameters if name in set_here]),
+        (f"Parameters{suffix} that differ from the default", [name for name in ensemble.parameters if name in set_here]),
         ("Parameters with their default", [name for name in ensemble.parameters if name not in set_here]),
     ):
         if names:
@@ -236,8 +236,8 @@ def _metrics(ensemble: Ensemble) -> Table:
 
 def _sources(ensemble: Ensemble) -> Table:
     first = ("label", "rows", "first_iteration", "last_iteration")
-    found = [key for source in ensemble.sources for key in source if key not in (*first, "parameters", "summary")]
-    keys = dict.fromkeys(found)
+    further = [key for source in ensemble.sources for key in source if key not in (*first, "parameters", "summary")]
+    keys = dict.fromkeys(further)
     table = _table("Learned from", "label", "rows", "iterations", *(key.replace("_", " ") for key in keys))
     for source in ensemble.sources:
         rows = "–" if source.get("rows") is None else f"{source['rows']:,}"
@@ -277,7 +277,7 @@ def _table(title: str, *columns: str) -> Table:
 def _shown(value: Any) -> str:
     """Format a value: a loss as ``name (other keys)``, other mappings as lines, a digest by its first characters."""
     if isinstance(value, dict):
-        items = [f"{key} = {_shown(one)}" for key, one in value.items() if key != "name"]
+        items = [f"{key} = {_shown(item)}" for key, item in value.items() if key != "name"]
         if "name" not in value:
             return "\n".join(items)
         return f"{value['name']} ({', '.join(items)})" if items else str(value["name"])

@@ -104,9 +104,9 @@ def model_settings(target: str | list[str], parameters: Mapping[str, Any]) -> di
     """
     named = {"target": target} | canonical(parameters)
     ignored = _NOT_SETTINGS if named.get("arcbites") else _NOT_SETTINGS | {"memory_limit"}  # it decides the number of arcbites
-    given = {name: value for name, value in named.items() if name not in ignored}
+    settings = {name: value for name, value in named.items() if name not in ignored}
     # Signatures of URLs are secret, and new ones are no other settings.
-    plain: dict[str, Any] = _without_secrets(json.loads(json.dumps(given, default=str)))
+    plain: dict[str, Any] = _without_secrets(json.loads(json.dumps(settings, default=str)))
     return plain
 
 
@@ -121,7 +121,7 @@ def _without_secrets(value: Any) -> Any:
 def _defaults() -> dict[str, Any]:
     """Return the settings of `model_settings` that are not given."""
     keywords = inspect.signature(dboost.fit).parameters.values()
-    return {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
+    return {keyword.name: keyword.default for keyword in keywords if keyword.default is not inspect.Parameter.empty}
 
 
 @contextmanager
@@ -204,9 +204,9 @@ class Ledger:
     def _next_of_table(self, retrain: bool) -> FileBatch | None:
         for batch in [*self._settled, *([] if self._pending is None else [self._pending])]:
             if batch.table != table_id(self._table):
-                what = "another table" if batch.table else "files"
+                source = "another table" if batch.table else "files"
                 raise DataError(
-                    f"{shown(self._model)} has learned from {what} at {self._data.root}, not from {table_name(self._table)}: "
+                    f"{shown(self._model)} has learned from {source} at {self._data.root}, not from {table_name(self._table)}: "
                     "name another --output"
                 )
         if self._is_moved:
@@ -277,9 +277,9 @@ class Ledger:
         self._check_settings(self._pending)
         for name, size in self._pending.files.items():
             if present.get(name) != size:
-                what = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
+                change = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
                 raise DataError(
-                    f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or start again with the "
+                    f"{name} {change}, and {shown(self._model)} is being trained on it: put it back, or start again with the "
                     f"present files, by --discard-batch"
                 )
         self._pending, replaced = self._compared(self._pending)
@@ -297,14 +297,14 @@ class Ledger:
             file, noted = self._data.files.get(name), stamps.get(name)
             if file is None or (file.stamp and file.stamp == noted):
                 continue
-            found = None if file.has_tag and name not in digests else digest_of(file)
+            digest = None if file.has_tag and name not in digests else digest_of(file)
             if noted is not None and file.has_tag and noted.startswith("tag ") and not self._is_moved:
                 return batch, name
-            if digests.get(name, found) != found:
+            if digests.get(name, digest) != digest:
                 return batch, name
             stamps[name] = file.stamp
-            if found is not None:
-                digests[name] = found
+            if digest is not None:
+                digests[name] = digest
         return replace(batch, stamps=stamps, digests=digests), None
 
     def rows(self, batch: FileBatch) -> list[str] | AddedFiles:
@@ -403,10 +403,10 @@ class Ledger:
         defaults = _defaults()
         differs = first_difference(defaults | pending.settings, defaults | self._settings)
         if differs is not None:
-            name, recorded, given = differs
+            name, recorded, present = differs
             files = f"{len(pending.files):,} file{'s' * (len(pending.files) != 1)}"
             raise ParameterError(
-                f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {given!r}: "
+                f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {present!r}: "
                 f"finish that by the same command as before, or start again with --discard-batch"
             )
 
@@ -423,16 +423,16 @@ class Ledger:
             return [], None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{shown(self.path)} is damaged: {error}") from error
-        settled = [_batch(one) for one in content["settled"]]
+        settled = [_batch(record) for record in content["settled"]]
         pending = None if content["pending"] is None else _batch(content["pending"])
         root = content["data"]
         if root != shown(self._data.root):
             if not settled and self._base is None:
                 return [], None
             if root != self._moved_from:
-                given = "" if self._moved_from is None else f" or {self._moved_from}"
+                origin = "" if self._moved_from is None else f" or {self._moved_from}"
                 raise ParameterError(
-                    f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}{given}: if its files have "
+                    f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}{origin}: if its files have "
                     f"moved there, add --moved-from {shlex.quote(root)}"
                 )
             self._is_moved = True

@@ -108,9 +108,9 @@ def predictions(
     is_frame = lazy.ndim == 2
     kind = pa.float64() if is_frame or booster.classes_ is None else pa.array(booster.classes_).type
     ids = [*dict.fromkeys(ids)]
-    own = [f"{prefix}{label}" for label in lazy.columns] if is_frame else ["prediction"]
+    prediction_names = [f"{prefix}{label}" for label in lazy.columns] if is_frame else ["prediction"]
     for name in ids:
-        if name in own:
+        if name in prediction_names:
             raise ParameterError(f"--id: the predictions have a column {name!r}, too; give the column of DATA another name")
     beside = _partitions(_columns(data, ids, booster, row_filter), client) if ids else repeat(dict)
     for i, (compute, compute_ids) in enumerate(zip(_partitions(lazy, client), beside, strict=False)):
@@ -118,12 +118,12 @@ def predictions(
             table, kept = compute(), compute_ids()
         except (DataError, OSError, ValueError) as error:  # readers of damaged files raise the last two
             raise DataError(f"{data}, partition {i}: {error}") from error
-        found = {name: _plain(pa.array(kept[name])) for name in ids}
+        columns = {name: _plain(pa.array(kept[name])) for name in ids}
         if is_frame:
-            found |= {name: pa.array(column, kind) for name, (_, column) in zip(own, table.items(), strict=True)}
+            columns |= {name: pa.array(column, kind) for name, (_, column) in zip(prediction_names, table.items(), strict=True)}
         else:
-            found[own[0]] = pa.array(table, kind)
-        yield pa.table(found)
+            columns[prediction_names[0]] = pa.array(table, kind)
+        yield pa.table(columns)
 
 
 def _plain(column: Any) -> Any:

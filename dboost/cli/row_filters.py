@@ -60,14 +60,14 @@ def filter_of(text: str) -> Any:
     '((age >= 18) and (town == "Ulm"))'
     """
     tokens = _tokens(text)
-    found = [_comparison(tokens, text)]
+    comparisons = [_comparison(tokens, text)]
     for token in tokens:
         if token.text.lower() == "or":
             raise _error(text, "'or' is not known here: give the expression in Python, as filter= of dboost.fit")
         if token.text.lower() != "and":
             raise _error(text, f"there is {token.text!r} after a comparison; {_FORM}")
-        found.append(_comparison(tokens, text))
-    return reduce(and_, found)
+        comparisons.append(_comparison(tokens, text))
+    return reduce(and_, comparisons)
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -83,8 +83,8 @@ def _tokens(text: str) -> Iterator[_Token]:
 def _comparison(tokens: Iterator[_Token], text: str) -> Any:
     column = next(tokens, None)
     if column is None or column.kind not in ("word", "column"):
-        given = "" if column is None else f", not with {column.text!r}"
-        raise _error(text, f"a comparison begins with a column{given}; {_FORM}")
+        hint = "" if column is None else f", not with {column.text!r}"
+        raise _error(text, f"a comparison begins with a column{hint}; {_FORM}")
     field = pc.field(column.text if column.kind == "word" else column.text[1:-1].replace('""', '"'))
     operator = _text_of(next(tokens, None)).lower()
     if operator in _COMPARISONS:

@@ -104,9 +104,9 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
     """Train a first model, or continue it on the new files; see `dboost.cli.ledger`."""
     model, data = arguments.output, arguments.data
     continued = [parameters.pop(name, None) for name in ("start_from", "init_model")]
-    for given in continued:
-        if given not in (None, model):
-            raise ParameterError(f"--only-new continues the model at --output, and --start-from names another: {shown(given)}")
+    for start in continued:
+        if start not in (None, model):
+            raise ParameterError(f"--only-new continues the model at --output, and --start-from names another: {shown(start)}")
     checkpoint = parameters.get("checkpoint")
     asked = model_settings(arguments.target, parameters)
     with open_ledger(model, data, asked, checkpoint, arguments.moved_from) as ledger:
@@ -136,13 +136,13 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options with a name of their own as keywords of `dboost.fit`, without those that are not given."""
-    given = {
+    options = {
         "eval_set": arguments.eval,
         "start_from": arguments.start_from,
         "checkpoint": arguments.checkpoint,
         "progress": not arguments.quiet,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _summary(booster: Any, path: str) -> str:

@@ -74,18 +74,18 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _use(data: Any, target: np.ndarray, weight: np.ndarray | None, **options: Any) -> None:
     """Fit and predict a table; with a client, the evaluation set is on the cluster too."""
-    given: Any = weight
+    weights: Any = weight
     if isinstance(data, pd.DataFrame):  # columns have another memory layout than arrays
         frame: Any = data.assign(target=target, weight=FRACTIONS if weight is None else weight)
         features = [str(name) for name in data.columns]
-        given = None if weight is None else "weight"
+        weights = None if weight is None else "weight"
         held_out: Any = frame
         if options.get("client"):
             held_out, frame = dd.from_pandas(frame, npartitions=1), dd.from_pandas(frame, npartitions=2)
-        booster = dboost.fit(frame, "target", features=features, sample_weight=given, eval_set=held_out, **FEW, **options)
+        booster = dboost.fit(frame, "target", features=features, sample_weight=weights, eval_set=held_out, **FEW, **options)
     else:
         held_out = (data, target) if weight is None else (data, target, weight)
-        booster = dboost.fit(data, target, sample_weight=given, eval_set=held_out, **FEW, **options)
+        booster = dboost.fit(data, target, sample_weight=weights, eval_set=held_out, **FEW, **options)
     booster.predict(data)
     booster.apply(data)
     if isinstance(data, np.ndarray):
@@ -118,9 +118,9 @@ def targets() -> dict[str, np.ndarray]:
 def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
     """Return targets and options of the losses that are not a default."""
     amount = np.random.default_rng(2).gamma(2.0, size=ROWS)
-    found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+    cases: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
         name: (amount, {}) for name in ("absolute_error", "huber", "normal", "poisson", "gamma", "tweedie")
     }
     levels = {"quantile": (amount, {"quantile": 0.9}), "expectile": (amount, {"expectile": 0.9})}
-    found |= levels | {"exponential": (amount > 1, {})}
-    return found | {"half_brier_score": (np.digitize(amount, [1.0, 2.0]), {"boosting": "forest"})}
+    cases |= levels | {"exponential": (amount > 1, {})}
+    return cases | {"half_brier_score": (np.digitize(amount, [1.0, 2.0]), {"boosting": "forest"})}

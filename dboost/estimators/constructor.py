@@ -149,17 +149,17 @@ _OF_ROWS = (*ROLES, "eval_set", "filter")
 
 def _keywords() -> list[inspect.Parameter]:
     """Return the keywords of the constructor of both estimators."""
-    of_learning = {one.name: one for one in learning_keywords()}
-    of_fit = [one for one in inspect.signature(fit).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    running = {one.name: one for one in of_fit if one.name not in (*of_learning, *_OF_ROWS)}
+    of_learning = {keyword.name: keyword for keyword in learning_keywords()}
+    of_fit = [parameter for parameter in inspect.signature(fit).parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
+    running = {parameter.name: parameter for parameter in of_fit if parameter.name not in (*of_learning, *_OF_ROWS)}
     types = EstimatorParameters.__annotations__
-    own = {
+    own_keywords = {
         name: inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[name].__forward_arg__
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=types[name].__forward_arg__
         )
-        for name, one in OWN.items()
+        for name, option in OWN.items()
     }
-    return [one for one in (of_learning | running | own).values() if one.name != "loss"]
+    return [keyword for keyword in (of_learning | running | own_keywords).values() if keyword.name != "loss"]
 
 
 def constructor(function: Function) -> Function:
@@ -173,8 +173,8 @@ def constructor(function: Function) -> Function:
 def documented(estimator: Class) -> Class:
     """Decorate an estimator: insert into its docstring what both have in common."""
     if estimator.__doc__ is not None:  # `python -OO`
-        own = [entry(name, one.kind, one.default, one.meaning) for name, one in OWN.items()]
-        parameters = "\n".join([documentation(without=("loss", *OWN)), _RUNNING, *own])
+        entries = [entry(name, option.kind, option.default, option.meaning) for name, option in OWN.items()]
+        parameters = "\n".join([documentation(without=("loss", *OWN)), _RUNNING, *entries])
         estimator.__doc__ = estimator.__doc__.replace("    {parameters}", parameters).replace("    {attributes}", _ATTRIBUTES)
     return estimator
 
@@ -232,10 +232,10 @@ def check_settings(estimator: Any) -> None:
     ParameterError
         Naming the argument.
     """
-    for name, one in OWN.items():
+    for name, option in OWN.items():
         value = getattr(estimator, name)
-        if one.check is not None and not one.check[0](value):
-            raise ParameterError(f"{name}={value!r} must be {one.check[1]}")
+        if option.check is not None and not option.check[0](value):
+            raise ParameterError(f"{name}={value!r} must be {option.check[1]}")
     if is_auto(estimator.max_iter):
         if estimator.early_stopping is False:
             raise ParameterError('max_iter="auto" stops early: leave early_stopping=False out, or give a number of iterations')

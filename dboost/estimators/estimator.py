@@ -270,9 +270,9 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     @accepts_peer_names
     @constructor
     def __init__(self, loss: Any = "auto", **parameters: Unpack[EstimatorParameters]) -> None:
-        given = inspect.signature(BaseGradientBoosting.__init__).bind(self, loss, **parameters)
-        given.apply_defaults()
-        for name, value in list(given.arguments.items())[1:]:  # without self
+        bound = inspect.signature(BaseGradientBoosting.__init__).bind(self, loss, **parameters)
+        bound.apply_defaults()
+        for name, value in list(bound.arguments.items())[1:]:  # without self
             setattr(self, name, value)
 
     def set_params(self, **params: Any) -> Any:
@@ -556,8 +556,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
                 f"random_state={self.random_state!r} must be None, an integer between 0 and {2**32 - 1}, or a numpy RandomState"
             ) from error
         drawn = int(generator.randint(np.iinfo(np.uint32).max, dtype="u8"))
-        given = isinstance(self.random_state, numbers.Integral)
-        return Seeds(drawn, int(self.random_state) if given else drawn)
+        is_given = isinstance(self.random_state, numbers.Integral)
+        return Seeds(drawn, int(self.random_state) if is_given else drawn)
 
     def _set_features_of(self, booster: Booster) -> None:
         """Set `n_features_in_` and `feature_names_in_` to those of a model."""
@@ -604,14 +604,14 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             validate_data(self, outline(X), reset=False, skip_check_array=True)
             return
         known = self.booster_.feature_names_in_
-        found = list(dict.fromkeys(names))  # the model raises an error if a feature occurs twice
-        if set(known) <= set(found):
+        features = list(dict.fromkeys(names))  # the model raises an error if a feature occurs twice
+        if set(known) <= set(features):
             if self.features is not None:
                 return
-            found = [name for name in found if name in set(known)]
+            features = [name for name in features if name in set(known)]
         by_text = BaseEstimator()  # scikit-learn itself compares the names only if all labels are text
         by_text.feature_names_in_ = known
-        validate_data(by_text, pd.DataFrame(columns=found), reset=False, skip_check_array=True)
+        validate_data(by_text, pd.DataFrame(columns=features), reset=False, skip_check_array=True)
 
     def _predict_with(self, X: Any, method: str, **arguments: Any) -> Any:
         """Call a method of the model; return arrays for all data in memory, as scikit-learn does."""

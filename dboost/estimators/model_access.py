@@ -104,12 +104,12 @@ class ModelAccess:
     @property
     def evals_result_(self) -> dict[str, dict[str, list[float]]]:
         """Scores after each iteration, by evaluation set and metric; "train" has the training loss."""
-        history, found = self.get_booster().history, dict[str, dict[str, list[float]]]()
+        history, results = self.get_booster().history, dict[str, dict[str, list[float]]]()
         for column in history.columns:
             if column not in NOT_SCORES:
                 name, metric = self._set_and_metric(column)
-                found.setdefault(name, {})[metric] = history[column].tolist()
-        return found
+                results.setdefault(name, {})[metric] = history[column].tolist()
+        return results
 
     @property
     def best_score_(self) -> dict[str, dict[str, float]]:
@@ -118,12 +118,14 @@ class ModelAccess:
         if not last:
             return {}
         row = len(last) - 1 - last[::-1].index(self.booster_.n_iter_)
-        return {name: {metric: values[row] for metric, values in of.items()} for name, of in self.evals_result_.items()}
+        return {
+            name: {metric: values[row] for metric, values in columns.items()} for name, columns in self.evals_result_.items()
+        }
 
     def _set_and_metric(self, column: str) -> tuple[str, str]:
         """Return the evaluation set and the metric of a column of the history."""
-        own = [name for name in self._set_names if column.startswith(f"{name}_")]
-        name = max(own, key=len) if own else column.partition("_")[0]
+        set_names = [name for name in self._set_names if column.startswith(f"{name}_")]
+        name = max(set_names, key=len) if set_names else column.partition("_")[0]
         return name, column[len(name) + 1 :]
 
     if not TYPE_CHECKING:

@@ -72,8 +72,8 @@ class EarlyStoppingPolicy:
         settings = self.estimator
         if not self.is_auto:
             return int(settings.n_iter_no_change or DEFAULT_ROUNDS)
-        given = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
-        return int(settings.early_stopping_rounds or given or ROUNDS)
+        rounds = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
+        return int(settings.early_stopping_rounds or rounds or ROUNDS)
 
     @property
     def _tolerance(self) -> float:
@@ -107,7 +107,9 @@ class EarlyStoppingPolicy:
 
             metric = scorer_metric(settings, check_scoring(settings, settings.scoring), assemble)
             self.columns["train"] = f"{WATCHED}_{SCORER_NAME}"
-            left = counts if held_out is None else [n - own for n, own in zip(counts, held_out.sizes, strict=True)]
+            left = (
+                counts if held_out is None else [n - n_held_out for n, n_held_out in zip(counts, held_out.sizes, strict=True)]
+            )
             seed = derive_seed(self.seed, WATCH)
             watched = Draw(seed, in_proportion(left, min(sum(left), SAMPLE_ROWS), seed))
         else:

@@ -107,8 +107,8 @@ class GivenRows:
 
     @property
     def roles(self) -> dict[str, Any]:
-        given = {"target": self.target, "sample_weight": self.sample_weight, "offset": self.offset}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {"target": self.target, "sample_weight": self.sample_weight, "offset": self.offset}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def checked_coverage(coverage: Any) -> float:
@@ -173,14 +173,21 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
     is_known = ranks.is_reached[:-1]
     if not is_known.all():
         few = [repr(level) for level, known in zip(levels, is_known, strict=True) if not known]
-        some = ", ".join(few[:5]) + (", …" if len(few) > 5 else "")
+        names = ", ".join(few[:5]) + (", …" if len(few) > 5 else "")
         warn(
             f"by={by!r}: {len(few)} of {len(levels)} values have fewer than the {ranks.fewest} rows that coverage={coverage} "
-            f"needs, and get the margin of all rows: {some}"
+            f"needs, and get the margin of all rows: {names}"
         )
-    kept = [(level, float(own)) for level, own, known in zip(levels, of_levels, is_known, strict=True) if known]
+    kept = [
+        (level, float(level_margin)) for level, level_margin, known in zip(levels, of_levels, is_known, strict=True) if known
+    ]
     return Calibration(
-        coverage, sizes.n_rows, float(margin), by, tuple(level for level, _ in kept), tuple(own for _, own in kept)
+        coverage,
+        sizes.n_rows,
+        float(margin),
+        by,
+        tuple(level for level, _ in kept),
+        tuple(level_margin for _, level_margin in kept),
     )
 
 
@@ -261,10 +268,10 @@ def _column_of(ensemble: Ensemble, data: Any, by: Any) -> LevelColumn | None:
     name = by if isinstance(by, str) else column_named(by, data)
     if name is None:
         raise InputTypeError(f"by={by!r:.60} must be the name of a column: predict_interval reads it from its rows")
-    found = LevelColumn.of(ensemble.features, name)
-    if not found.is_feature and not ensemble.named:
+    column = LevelColumn.of(ensemble.features, name)
+    if not column.is_feature and not ensemble.named:
         raise ParameterError(f"by={name!r} is no feature of the model, and arrays have no other columns")
-    return found
+    return column
 
 
 def _scores(
@@ -290,8 +297,12 @@ def _with_weight(rows: RowScores) -> RowScores:
     """Return the rows of positive weight."""
     if rows.weight is None or rows.weight.all():
         return rows
-    some = rows.weight > 0
-    return rows._replace(score=rows.score[some], weight=rows.weight[some], code=None if rows.code is None else rows.code[some])
+    is_weighted = rows.weight > 0
+    return rows._replace(
+        score=rows.score[is_weighted],
+        weight=rows.weight[is_weighted],
+        code=None if rows.code is None else rows.code[is_weighted],
+    )
 
 
 def _codes(column: LevelColumn, values: Sequence[np.ndarray], data: Any) -> tuple[np.ndarray, tuple[Level, ...]]:
@@ -309,9 +320,9 @@ def _codes(column: LevelColumn, values: Sequence[np.ndarray], data: Any) -> tupl
     if column.feature.categories is not None:
         return np.where(is_missing, -1, of_feature).astype(np.int64), column.feature.categories
     levels, codes = np.unique(of_feature[~is_missing].astype(np.float64), return_inverse=True)
-    found = np.full(len(of_feature), -1, np.int64)
-    found[~is_missing] = codes
-    return found, tuple((levels + 0.0).tolist())
+    codes_of_rows = np.full(len(of_feature), -1, np.int64)
+    codes_of_rows[~is_missing] = codes
+    return codes_of_rows, tuple((levels + 0.0).tolist())
 
 
 def _codes_of(table: Table) -> np.ndarray:
@@ -385,11 +396,11 @@ def _merged_by_dask(
     import dask
 
     shared = dask.delayed(arguments, pure=False, traverse=False)
-    found = [dask.delayed(_apply, pure=False)(function, part, shared) for part in parts]
-    while len(found) > 1:
-        groups = [found[first : first + _MERGED_AT_ONCE] for first in range(0, len(found), _MERGED_AT_ONCE)]
-        found = [dask.delayed(_reduced, pure=False)(merge, group) for group in groups]
-    return dask.compute(found[0], scheduler=client)[0]
+    pending = [dask.delayed(_apply, pure=False)(function, part, shared) for part in parts]
+    while len(pending) > 1:
+        groups = [pending[first : first + _MERGED_AT_ONCE] for first in range(0, len(pending), _MERGED_AT_ONCE)]
+        pending = [dask.delayed(_reduced, pure=False)(merge, group) for group in groups]
+    return dask.compute(pending[0], scheduler=client)[0]
 
 
 def _apply(function: Callable[..., Any], rows: RowScores, arguments: tuple[Any, ...]) -> Any:

@@ -100,9 +100,9 @@ class Selection:
         return np.column_stack([lower, upper])
 
     def _selected(self, base: np.ndarray, unit: np.ndarray) -> np.ndarray:
-        found, windows = np.empty(base.shape[1]), np.empty((3, len(base)), np.int64)
-        select_sums(base, unit, self.score, self.starts, self.weight_before, self.rank, windows, found)
-        return found
+        selected, windows = np.empty(base.shape[1]), np.empty((3, len(base)), np.int64)
+        select_sums(base, unit, self.score, self.starts, self.weight_before, self.rank, windows, selected)
+        return selected
 
 
 def check_partition(held_out: Sequence[np.ndarray], n_rows: int) -> None:

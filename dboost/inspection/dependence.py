@@ -109,13 +109,13 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
     ParameterError
         Naming the feature whose grid is not usable.
     """
-    given = _given(ensemble, positions, grid)
+    grid_values = _given(ensemble, positions, grid)
     n_points = int(grid) if isinstance(grid, Integral) else 50 if len(positions) == 1 else 20
     if n_points < 1:
         raise ParameterError(f"grid={grid!r} must have at least one point")
     if rows is not None and rows.weight is not None:
         rows = rows[rows.weight > 0]
-    found = []
+    result = []
     for i, j in enumerate(positions):
         feature = ensemble.features[j]
         column, deciles = None, None
@@ -124,16 +124,16 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
             column = present.block[:, i].astype(np.float64)
             if len(column) and feature.categories is None:
                 deciles = _deciles(column, present.weight)
-        if j in given:
-            values = _as_codes(feature, given[j])
+        if j in grid_values:
+            values = _as_codes(feature, grid_values[j])
         elif feature.categories is not None:
             values = _levels(len(feature.categories), column, n_points)
         elif column is not None and len(column):
             values = _of_rows(column, n_points)
         else:
             values = _of_bins(_split_points(ensemble, j), n_points)
-        found.append(Axis(feature, j, values, deciles))
-    return found
+        result.append(Axis(feature, j, values, deciles))
+    return result
 
 
 def points(on: list[Axis]) -> np.ndarray:
@@ -385,7 +385,7 @@ class _CountedTree(NamedTuple):
             visited.append(level[is_visited[level]])
         if not is_visited[0]:
             return float(self.mean[0])
-        found, n_rows = np.empty(len(matrix)), max(_MOST_VALUES // tree.n_nodes, 1)
+        curve, n_rows = np.empty(len(matrix)), max(_MOST_VALUES // tree.n_nodes, 1)
         for first in range(0, len(matrix), n_rows):
             block = matrix[first : first + n_rows]
             values = np.repeat(self.mean[:, None], len(block), axis=1)
@@ -395,20 +395,20 @@ class _CountedTree(NamedTuple):
                 for node in level[is_target[tree.feature[level]]].tolist():
                     is_left = goes_left(tree, node, block[:, tree.feature[node]], ensemble)
                     values[node] = np.where(is_left, values[tree.left[node]], values[tree.right[node]])
-            found[first : first + n_rows] = values[0]
-        return found
+            curve[first : first + n_rows] = values[0]
+        return curve
 
     def pairs(self) -> set[frozenset[int]]:
         """Return the pairs of features that occur together on a path."""
         above: dict[int, frozenset[int]] = {0: frozenset()}
-        found: set[frozenset[int]] = set()
+        allowed: set[frozenset[int]] = set()
         for node in (node for level in self.levels for node in level.tolist()):
             features, j = above.pop(node), int(self.tree.feature[node])
             if j not in features:
-                found.update(frozenset((j, other)) for other in features)
+                allowed.update(frozenset((j, partner)) for partner in features)
                 features |= {j}
             above[int(self.tree.left[node])] = above[int(self.tree.right[node])] = features
-        return found
+        return allowed
 
 
 #: Converts raw scores (float64[n, n_outputs]) to the scale of the result, given the offsets of the rows (float64[n]) or None.
@@ -471,8 +471,8 @@ def _nearest(axis: Axis, x: np.ndarray) -> np.ndarray:
     present = ~np.isnan(x)
     if axis.feature.categories is not None:
         at = np.searchsorted(ordered, x[present])
-        found = np.append(ordered, np.nan)[at] == x[present]
-        nearest[present] = np.where(found, np.append(order[:n_present], -1)[at], -1)
+        is_exact = np.append(ordered, np.nan)[at] == x[present]
+        nearest[present] = np.where(is_exact, np.append(order[:n_present], -1)[at], -1)
     elif n_present:
         nearest[present] = order[np.searchsorted((ordered[:-1] + ordered[1:]) / 2, x[present])]
     if n_present < len(values):
@@ -547,13 +547,13 @@ def additivity(ensemble: Ensemble, data: Any, features: Any, max_rows: int, weig
         raise ParameterError("these are all features of the model: there is no rest that they could act apart from")
     block, weight = _rows(data, ensemble, max_rows, weight)
     raw, traverse = FlatEnsemble(ensemble).raw_scores(block), Traversal(ensemble)
-    part, other = traverse(chosen, block), traverse(rest, block)
+    part, other_part = traverse(chosen, block), traverse(rest, block)
     table = {}
     for k, name in enumerate(ensemble.outputs.names):
-        left_over = _centered(raw[:, k] - part[:, k] - other[:, k], weight)
+        left_over = _centered(raw[:, k] - part[:, k] - other_part[:, k], weight)
         table[name] = {
-            "additive": _correlation(raw[:, k], part[:, k] + other[:, k], weight),
-            "multiplicative": _correlation(raw[:, k], part[:, k] * other[:, k], weight),
+            "additive": _correlation(raw[:, k], part[:, k] + other_part[:, k], weight),
+            "multiplicative": _correlation(raw[:, k], part[:, k] * other_part[:, k], weight),
             "h": _root_share(left_over, _centered(raw[:, k], weight)),
         }
     frame = pd.DataFrame(table).rename_axis(columns=ensemble.outputs.axis)

@@ -187,7 +187,7 @@ def _check_same(counted: dict[Key, int], found: dict[Key, int]) -> None:
     if counted == found:
         return
     first = min(key[0] for key in counted.keys() | found.keys() if counted.get(key) != found.get(key))
-    before, now = (sum(length for key, length in one.items() if key[0] == first) for one in (counted, found))
+    before, now = (sum(length for key, length in counts.items() if key[0] == first) for counts in (counted, found))
     raise DataError(
         f"inspect: partition {first} had {before} rows when rows were counted, and {now} when they were read: a source must "
         "give the same rows every time, and does not if files are replaced or a sample has no seed; persist the collection"
@@ -294,8 +294,8 @@ def _picked(of_block: dict[Key, np.ndarray], columns: list[int] | slice, key: Ke
     chosen = of_block.get(key)
     if chosen is None or (len(chosen) and chosen[-1] >= len(block)):
         chosen = np.empty(0, np.int64)
-    some = block[chosen]
-    return key, len(block), replace(some, block=some.block[:, columns])
+    chosen_block = block[chosen]
+    return key, len(block), replace(chosen_block, block=chosen_block.block[:, columns])
 
 
 def _applied(
@@ -470,20 +470,20 @@ class EvaluatedRows:
         rows = ScoredRows(self.target, self.raw.T, self.weight, self._loss, unknown)
         magnitudes = [
             (
-                float(np.abs(one.loss.value(one.target, one.raw)).max(initial=0.0)) or 1.0,
-                max(1.0, float(np.abs(one.target - one.target.mean()).max())),
+                float(np.abs(part.loss.value(part.target, part.raw)).max(initial=0.0)) or 1.0,
+                max(1.0, float(np.abs(part.target - part.target.mean()).max())),
             )
-            for one in rows.parts()
+            for part in rows.parts()
         ]
         rows = replace(rows, size=LossMagnitude.of(magnitudes, max_weight, n_rows))
-        found = {}
+        values = {}
         for name in names:
             try:
                 metric = find_metrics(name, self._loss)[0]
             except ParameterError:
                 continue
-            found[name] = metric.finish(metric.chunk(rows))
-        return found
+            values[name] = metric.finish(metric.chunk(rows))
+        return values
 
 
 _MORE_METRICS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error")

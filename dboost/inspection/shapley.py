@@ -184,8 +184,8 @@ class _Links:
         #: int64[n], the edge above on the same feature, or -1.
         self.above = np.full(len(place), -1, np.int64)
         for splits, at, parents in self._climb():
-            found = (self.above[splits] < 0) & (place[parents] == place[splits])
-            self.above[splits[found]] = at[found]
+            is_same = (self.above[splits] < 0) & (place[parents] == place[splits])
+            self.above[splits[is_same]] = at[is_same]
 
     def _climb(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield splits, an edge above each of them, and the split that it leaves; from the nearest edges to the root."""
@@ -198,22 +198,22 @@ class _Links:
 
     def products(self, fraction: np.ndarray) -> np.ndarray:
         """Return the products of the edges' fractions along the edges above on the same feature: float64[2 n]."""
-        found = fraction.copy()
+        product = fraction.copy()
         edges, at = np.arange(2 * len(self.above)), np.repeat(self.above, 2)
         while len(edges):
             edges, at = edges[at >= 0], at[at >= 0]
             above = 2 * self._first[edges // 2] + at
-            found[edges] *= fraction[above]
+            product[edges] *= fraction[above]
             at = self.above[above // 2]
-        return found
+        return product
 
     def n_features(self) -> np.ndarray:
         """Return the number of features on the path down to each split, with that of the split: int64[n]."""
         is_new = (self.above < 0).astype(np.int64)
-        found = is_new.copy()
+        counts = is_new.copy()
         for splits, _, parents in self._climb():
-            found[splits] += is_new[parents]
-        return found
+            counts[splits] += is_new[parents]
+        return counts
 
     def others(self, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the last edges of the other features above the splits, and the range of those of each split."""
@@ -232,9 +232,9 @@ class _Links:
         splits, at, parents = (np.concatenate(part) for part in zip(*parts, strict=True))
         order = np.argsort(splits, kind="stable")
         splits, at, parents = splits[order], at[order], parents[order]
-        found = np.empty(len(splits), kernels.OTHER)
-        found["edge"], found["place"], found["share"] = at, self._place[parents], share[2 * parents + at % 2]
-        return found, np.searchsorted(splits, np.arange(n)), np.searchsorted(splits, np.arange(n), "right")
+        records = np.empty(len(splits), kernels.OTHER)
+        records["edge"], records["place"], records["share"] = at, self._place[parents], share[2 * parents + at % 2]
+        return records, np.searchsorted(splits, np.arange(n)), np.searchsorted(splits, np.arange(n), "right")
 
 
 def _lay_out_paths(
@@ -316,8 +316,8 @@ def _points(longest: int) -> np.ndarray:
     points = np.empty(longest * (longest + 1) // 2, kernels.POINT)
     for n in range(1, longest + 1):
         t, weight = np.polynomial.legendre.leggauss(n)
-        here = slice(n * (n - 1) // 2, n * (n + 1) // 2)
-        points["t"][here], points["weight"][here] = (t + 1) / 2, weight / 2
+        at = slice(n * (n - 1) // 2, n * (n + 1) // 2)
+        points["t"][at], points["weight"][at] = (t + 1) / 2, weight / 2
     return points
 
 
@@ -413,8 +413,8 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
         return _lazy_array(data, ensemble, function)
     if is_stream(data):
         values = partial(_values, function, ensemble.features, ensemble.named)
-        found = list(on_partitions(lambda batch, _: values(batch), data, ensemble))
-        return np.concatenate(found) if found else np.empty((0, *function.shape))
+        parts = list(on_partitions(lambda batch, _: values(batch), data, ensemble))
+        return np.concatenate(parts) if parts else np.empty((0, *function.shape))
     return by_blocks(lambda block, _: function(block), data, ensemble.features, ensemble.named)
 
 

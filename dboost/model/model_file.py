@@ -211,26 +211,28 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
     sizes = np.array([tree.n_nodes for tree in trees])
     of_leaf = () if width == 1 else (width,)
     _check(all(tree.value.shape[1:] == of_leaf for tree in trees), f"a tree has not {width} values per leaf")
-    of = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
+    joined = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
     has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
     number = np.repeat(np.arange(len(trees)), sizes)
 
     def refuse(wrong: np.ndarray, what: str) -> None:
         _check(not wrong.any(), f"tree {number[np.argmax(wrong)] if len(wrong) else 0}: {what}")
 
-    _check(all(len(values) == len(number) for values in (*of.values(), has_set)), "arrays of a tree differ in length")
-    feature = of["feature"]
+    _check(all(len(values) == len(number) for values in (*joined.values(), has_set)), "arrays of a tree differ in length")
+    feature = joined["feature"]
     refuse((feature < -1) | (feature >= len(features)), f"feature is not within -1 to {len(features) - 1}")
     left, right = depth_first_children(feature, sizes)
-    refuse((left != of["left"]) | (right != of["right"]), "its nodes are not in depth-first order")
+    refuse((left != joined["left"]) | (right != joined["right"]), "its nodes are not in depth-first order")
     is_split = feature >= 0
     is_set = is_split & np.array([*(f.is_categorical for f in features), False])[feature]
-    refuse(np.isnan(of["threshold"]) != (~is_split | is_set), "thresholds and features do not fit")
+    refuse(np.isnan(joined["threshold"]) != (~is_split | is_set), "thresholds and features do not fit")
     refuse(has_set != is_set, "categories and features do not fit")
-    refuse(of["missing_left"] & ~is_split, "a leaf sends missing values left")
-    refuse(of["count"] < 0, "count is negative")
+    refuse(joined["missing_left"] & ~is_split, "a leaf sends missing values left")
+    refuse(joined["count"] < 0, "count is negative")
     refuse(
-        ~np.isfinite(of["value"].reshape(len(number), width)).all(axis=1) | ~(of["cover"] >= 0) | np.isnan(of["gain"]),
+        ~np.isfinite(joined["value"].reshape(len(number), width)).all(axis=1)
+        | ~(joined["cover"] >= 0)
+        | np.isnan(joined["gain"]),
         "a value is not finite, a cover is negative, or a gain or cover is no number",
     )
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
@@ -334,13 +336,13 @@ def _losses(value: dict[str, Any], n_outputs: int) -> dict[str, Any]:
     _shape(value, _LOSSES, "loss")
     losses, names, targets = value["losses"], value["outputs"], value.get("targets", value["outputs"])
     columns = value.get("columns", list(range(n_outputs)))
-    for what, of_outputs in (("losses", losses), ("names", names), ("columns", columns)):
-        _check(len(of_outputs) == n_outputs, f"there are {len(of_outputs)} {what} for {n_outputs} outputs")
+    for kind, of_outputs in (("losses", losses), ("names", names), ("columns", columns)):
+        _check(len(of_outputs) == n_outputs, f"there are {len(of_outputs)} {kind} for {n_outputs} outputs")
     _check(len(set(names)) == n_outputs, "two outputs have one name")
     _check(set(columns) == set(range(len(targets))), "the columns of the outputs are not those of the targets")
-    for one in losses:
-        _check("losses" not in one and one.get("n_classes", 2) == 2, "the loss of an output has several outputs")
-        _loss(one, 1, None)
+    for loss in losses:
+        _check("losses" not in loss and loss.get("n_classes", 2) == 2, "the loss of an output has several outputs")
+        _loss(loss, 1, None)
     return value
 
 
@@ -356,13 +358,13 @@ def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any
     _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
-    own = next(len(known.leaves) for known in losses.BUILT_IN if known.name == loss["name"])
-    _check(n_outputs in (1, own) or has_classes is not False, "there are several outputs but no classes")
+    n_built_in = next(len(known.leaves) for known in losses.BUILT_IN if known.name == loss["name"])
+    _check(n_outputs in (1, n_built_in) or has_classes is not False, "there are several outputs but no classes")
     for name, option in loss.items():
         is_number = type(option) in (int, float) and abs(option) < math.inf
         _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
-    if own > 1:
-        _check(n_outputs == own, f"the loss {loss['name']!r} has {own} outputs, the model has {n_outputs}")
+    if n_built_in > 1:
+        _check(n_outputs == n_built_in, f"the loss {loss['name']!r} has {n_built_in} outputs, the model has {n_outputs}")
         _check((loss.get("scale") or 0) > 0, "the loss's scale is not positive")
     n_classes = loss.get("n_classes", 2)
     _check(n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes, the model has {n_outputs} outputs")
@@ -424,19 +426,19 @@ def _check_sources(sources: list[Any], n_features: int, n_outputs: int, n_iterat
 
     last = 0
     for number, source in enumerate(sources):
-        what = f"source {number}"
-        _shape(source, _SOURCE, what)
+        label = f"source {number}"
+        _shape(source, _SOURCE, label)
         first, before, last = source["first_iteration"], last, source["last_iteration"]
-        _check(before < first <= last + 1 and last <= n_iterations, f"the iterations of {what}, {first} to {last}, do not fit")
+        _check(before < first <= last + 1 and last <= n_iterations, f"the iterations of {label}, {first} to {last}, do not fit")
         rates = source.get("learning_rates")
         if rates is not None:
-            _check(len(rates) == last + 1 - first, f"{what} has {len(rates)} learning rates for {last + 1 - first} iterations")
-            _check(all(0 < rate < math.inf for rate in rates), f"a learning rate of {what} is not positive and finite")
+            _check(len(rates) == last + 1 - first, f"{label} has {len(rates)} learning rates for {last + 1 - first} iterations")
+            _check(all(0 < rate < math.inf for rate in rates), f"a learning rate of {label} is not positive and finite")
         if "summary" in source:
             try:
                 Summary.from_dict(source["summary"], n_features, n_outputs)
             except DBoostError as error:
-                raise InvalidModel(f"{what}: {error}") from None
+                raise InvalidModel(f"{label}: {error}") from None
 
 
 def _metrics(value: Any) -> dict[str, tuple[float, ...]]:
@@ -780,7 +782,7 @@ def _unpack(content: bytes) -> dict[str, Any]:
     feature = reader.array("<i4", int(sizes.sum(dtype=np.int64)))
     known = not len(feature) or bool(feature.min() >= -1 and feature.max() < len(features))
     _check(known, "a split is about a feature that there is not")
-    nodes_of = _kinds(feature, [isinstance(one, dict) and "levels" in one for one in features])
+    nodes_of = _kinds(feature, [isinstance(feature_record, dict) and "levels" in feature_record for feature_record in features])
     columns: dict[str, np.ndarray] = {"feature": feature}
     width = header.get("width", 1)
     _check(type(width) is int and 1 <= width <= MAX_LEVELS, "width is not a number of values per leaf")

@@ -339,10 +339,10 @@ def _checked_loss(given: Any) -> Any:
     if isinstance(given, list | tuple):
         if not given:
             raise ParameterError(f"loss={given!r} is empty: give one loss, or one for each target")
-        for one in given:
-            if one == "auto":
+        for name in given:
+            if name == "auto":
                 raise ParameterError("loss: name the loss of each target, 'auto' is for all together")
-            _checked_loss(one)
+            _checked_loss(name)
         return tuple(given)
     if isinstance(given, str) or not hasattr(given, "inverse_link"):
         if given not in loss_names():
@@ -381,7 +381,7 @@ def _checked_groups(given: Any) -> Any:
 def _checked_levels(given: Any) -> Any:
     if not isinstance(given, list | tuple):
         return _LEVEL.checked("quantile", given)
-    levels = [_LEVEL.checked("quantile: the level", one) for one in given if one is not None]
+    levels = [_LEVEL.checked("quantile: the level", level) for level in given if level is not None]
     if len(levels) < len(given) or len(levels) < 2 or levels != sorted(set(levels)):
         raise ParameterError(
             f"quantile={shortened(given)} must be one level, or a list of at least two in ascending order, each once"
@@ -561,8 +561,10 @@ class Parameters:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
             if loss in self._losses and getattr(self, name) is None:
                 raise ParameterError(f"loss={loss!r} needs the level: {name}=0.9, say")
-        for one in fields(self):
-            object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
+        for parameter in fields(self):
+            object.__setattr__(
+                self, parameter.name, parameter.metadata["values"].checked(parameter.name, getattr(self, parameter.name))
+            )
         if self.is_forest:
             self._check_forest()
         elif BRIER in self._losses:
@@ -582,9 +584,11 @@ class Parameters:
     def _check_forest(self) -> None:
         """Raise a ParameterError for parameters that a forest does not take."""
         for name, value in _OF_STEPS.items():
-            given = getattr(self, name)
-            if given != value:
-                raise ParameterError(f"{name}={given!r} is for boosting: the trees of a forest are averaged, leave it out")
+            value_given = getattr(self, name)
+            if value_given != value:
+                raise ParameterError(
+                    f"{name}={value_given!r} is for boosting: the trees of a forest are averaged, leave it out"
+                )
         if self.multi_strategy != "multi_output_tree":
             raise ParameterError(
                 f"multi_strategy={self.multi_strategy!r} is for boosting: a forest has one tree for all classes, whose shares "
@@ -592,7 +596,7 @@ class Parameters:
             )
         if self.arcbites is not None:
             raise ParameterError("a forest does not take arcbites: its trees grow from samples of all rows, see subsample")
-        if any(one not in ("auto", "squared_error", BRIER) for one in self._losses):
+        if any(loss not in ("auto", "squared_error", BRIER) for loss in self._losses):
             raise ParameterError(
                 f"loss={self.loss_name!r} is for boosting: a forest averages means, so leave it out, or give 'squared_error' "
                 f"for numbers or {BRIER!r} for classes"
@@ -633,7 +637,7 @@ class Parameters:
     @property
     def loss_name(self) -> str:
         """The name of the loss, or those of several."""
-        return ", ".join(dict.fromkeys(one if isinstance(one, str) else one.name for one in self._losses))
+        return ", ".join(dict.fromkeys(loss if isinstance(loss, str) else loss.name for loss in self._losses))
 
     def with_loss(self, name: str) -> Parameters:
         """Return the parameters with the name of a loss in place of "auto"; a custom loss stays."""
@@ -690,20 +694,20 @@ class LearningParameters(TreeParameters, total=False):
 
 def learning_keywords() -> list[inspect.Parameter]:
     """Return the keywords of `LearningParameters` as a signature shows them; an alias follows its parameter."""
-    types, found = LearningParameters.__annotations__, []
-    for one in fields(Parameters):
-        aliases = [alias for alias, ours in SHOWN_ALIASES.items() if ours.name == one.name]
-        for name, default in ((one.name, one.default), *((alias, None) for alias in aliases)):
+    types, keywords = LearningParameters.__annotations__, []
+    for parameter in fields(Parameters):
+        aliases = [alias for alias, ours in SHOWN_ALIASES.items() if ours.name == parameter.name]
+        for name, default in ((parameter.name, parameter.default), *((alias, None) for alias in aliases)):
             shown = types[name].__forward_arg__
-            found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
-    return found
+            keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
+    return keywords
 
 
 def shows_parameters(function: F) -> F:
     """Decorate a function: its signature shows the parameters of learning in place of ``**parameters``."""
     signature = inspect.signature(function)
-    *own, _ = signature.parameters.values()
-    function.__signature__ = signature.replace(parameters=[*own, *learning_keywords()])  # type: ignore[attr-defined]
+    *parameters, _ = signature.parameters.values()
+    function.__signature__ = signature.replace(parameters=[*parameters, *learning_keywords()])  # type: ignore[attr-defined]
     return function
 
 
@@ -771,14 +775,14 @@ def entry(name: str, values: Any, default: Any, meaning: str) -> str:
 def documentation(without: Collection[str] = ()) -> str:
     """Return the entries of the parameters; without : names to leave out."""
     entries = []
-    for one in fields(Parameters):
-        meaning = one.metadata["meaning"]
+    for parameter in fields(Parameters):
+        meaning = parameter.metadata["meaning"]
         for alias, (name, values, _) in SHOWN_ALIASES.items():
-            if name == one.name:
+            if name == parameter.name:
                 renamed = [f'"{theirs}" for "{ours}"' for theirs, ours in (values or {}).items()]
                 meaning += f" Alias: {', '.join([f'`{alias}`', *renamed])}."
-        if one.name not in without:
-            entries.append(entry(one.name, one.metadata["values"], one.default, meaning))
+        if parameter.name not in without:
+            entries.append(entry(parameter.name, parameter.metadata["values"], parameter.default, meaning))
     return "\n".join(entries)
 
 
@@ -806,23 +810,25 @@ def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = Non
     ParameterError
         If a keyword and an alias of it are both given, for an unknown value of an alias.
     """
-    found = {name: value for name, value in given.items() if name not in SHOWN_ALIASES or SHOWN_ALIASES[name].name == name}
+    canonical_values = {
+        name: value for name, value in given.items() if name not in SHOWN_ALIASES or SHOWN_ALIASES[name].name == name
+    }
     for name in NONES:
-        if name in found and found[name] is None:
-            del found[name]
+        if name in canonical_values and canonical_values[name] is None:
+            del canonical_values[name]
             if defaults is not None:
-                found[name] = defaults[name]
+                canonical_values[name] = defaults[name]
     for alias, ours in SHOWN_ALIASES.items():
         value, name = given.get(alias), ours.name
         if value is None or (alias == name and value not in tuple(ours.values or ())):
             continue
-        other = None if alias == name else found.get(name)
-        if other is not None and not _equals(other, None if defaults is None else defaults.get(name)):
+        other_value = None if alias == name else canonical_values.get(name)
+        if other_value is not None and not _equals(other_value, None if defaults is None else defaults.get(name)):
             raise ParameterError(
-                f"{alias}={shortened(value)} and {name}={shortened(other)} are the same parameter: give one of them"
+                f"{alias}={shortened(value)} and {name}={shortened(other_value)} are the same parameter: give one of them"
             )
-        found[name] = our_value(alias, ours, value)
-    return found
+        canonical_values[name] = our_value(alias, ours, value)
+    return canonical_values
 
 
 def with_seed(learning: dict[str, Any]) -> dict[str, Any]:
@@ -830,10 +836,10 @@ def with_seed(learning: dict[str, Any]) -> dict[str, Any]:
 
     None draws it from NumPy's global generator, as in scikit-learn; a RandomState or a Generator draws it itself.
     """
-    given = learning.get("random_state", 0)
-    if given is None:
-        given = np.random.mtrand._rand
-    draw = getattr(given, "integers", getattr(given, "randint", None))
+    seed = learning.get("random_state", 0)
+    if seed is None:
+        seed = np.random.mtrand._rand
+    draw = getattr(seed, "integers", getattr(seed, "randint", None))
     return learning if draw is None else learning | {"random_state": int(draw(2**32, dtype=np.uint64))}
 
 

@@ -398,7 +398,7 @@ def check_removed(given: Mapping[str, Any]) -> None:
 
 def _is(value: Any, accepted: tuple[Any, ...]) -> bool:
     """Return whether a value states a property of dboost; True is not 1."""
-    return any(type(value) is type(one) and value == one for one in accepted) or (
+    return any(type(value) is type(accepted_value) and value == accepted_value for accepted_value in accepted) or (
         not isinstance(value, bool) and isinstance(value, float) and value in accepted
     )
 
@@ -426,7 +426,7 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
     if ours != name:
         return f": it is called {ours}, which is an argument of other functions"
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.75)
-    aliases = sorted(alias for alias, one in ALIASES.items() if one.name in known)
+    aliases = sorted(alias for alias, alias_of in ALIASES.items() if alias_of.name in known)
     near = near or difflib.get_close_matches(name, aliases, n=1, cutoff=0.75)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
@@ -458,7 +458,7 @@ def with_our_names(
         For an unknown name, with what to use; and if a keyword and an alias of it are both given.
     """
     check_removed(given)
-    found = {name: value for name, value in given.items() if name in known}
+    renamed = {name: value for name, value in given.items() if name in known}
     for name, value in given.items():
         if name in known:
             continue
@@ -467,10 +467,10 @@ def with_our_names(
         ours = ours if ours in known else _OF_SCIKIT_LEARN.get(ours, ours)
         if ours in known:
             if value is not None:
-                if ours in found:
-                    both = f"{name}={shortened(value)} and {ours}={shortened(found[ours])}"
+                if ours in renamed:
+                    both = f"{name}={shortened(value)} and {ours}={shortened(renamed[ours])}"
                     raise ParameterError(f"{both} are the same parameter: give one of them")
-                found[ours] = value if alias is None else our_value(name, alias, value)
+                renamed[ours] = value if alias is None else our_value(name, alias, value)
             continue
         ours = name if alias is None else alias.name
         place = belongs(ours)
@@ -479,7 +479,7 @@ def with_our_names(
         if is_foreign and (value is None or is_neutral(name, value)):
             continue
         raise ParameterError(f"unknown parameter {name!r}{explanation(name, known, hints) if place is None else place}")
-    return found
+    return renamed
 
 
 def our_value(name: str, alias: Alias, value: Any) -> Any:
@@ -517,5 +517,5 @@ def unknown_attribute(of: Any, name: str) -> AttributeError:
 
 def similar_losses(name: str, known: Collection[str]) -> list[str]:
     """Return what an unknown name of a loss may mean: the loss of that name in another library, or a similar name."""
-    found = [loss for loss, names in LOSSES_OF_PEERS.items() if name.lower() in names]
-    return found or difflib.get_close_matches(name.lower(), known, n=1)
+    known_losses = [loss for loss, names in LOSSES_OF_PEERS.items() if name.lower() in names]
+    return known_losses or difflib.get_close_matches(name.lower(), known, n=1)

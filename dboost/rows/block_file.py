@@ -84,9 +84,9 @@ def _read_at(file: int, piece: Any, at: int) -> int:
         return os.preadv(file, [piece], at)
     with _POSITION:
         os.lseek(file, at, os.SEEK_SET)
-        found = os.read(file, len(piece))
-    piece[: len(found)] = np.frombuffer(found, np.uint8)
-    return len(found)
+        content = os.read(file, len(piece))
+    piece[: len(content)] = np.frombuffer(content, np.uint8)
+    return len(content)
 
 
 def _write_at(file: int, piece: Any, at: int) -> int:
@@ -167,11 +167,11 @@ class BlockFile:
 
     def views(self, buffer: np.ndarray, block: int) -> dict[str, np.ndarray]:
         """Return the fields of a block as views of a buffer."""
-        rows, found = self.rows_of(block), {}
+        rows, arrays = self.rows_of(block), {}
         for name, (field, at) in self._layout.items():
             piece = buffer[at : at + field.n_bytes(rows)].view(field.dtype)
-            found[name] = piece.reshape(*field.before, rows, *field.after)
-        return found
+            arrays[name] = piece.reshape(*field.before, rows, *field.after)
+        return arrays
 
     def write(self, block: int, buffer: np.ndarray, refs: Sequence[FieldRef] | None = None) -> None:
         """Write a block, or some of its fields, from its buffer."""

@@ -64,8 +64,8 @@ def sampled(
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
             samples: list[list[np.ndarray]] = []
-            for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start, numeric):
-                local: Any = slice(None) if some is None else some
+            for _, rows_of_chunk, chunk in table.slices(i, None if whole else rows[low:high] - start, numeric):
+                local: Any = slice(None) if rows_of_chunk is None else rows_of_chunk
                 if chunk.matrix is not None and not whole and 0 < len(numeric) == numeric[-1] + 1 - numeric[0]:
                     columns = _columns_of(chunk.matrix, local, slice(numeric[0], numeric[-1] + 1), n_threads)
                     samples.append(list(columns))
@@ -85,8 +85,8 @@ def _columns_of(matrix: np.ndarray, rows: np.ndarray, of: slice, n_threads: int)
 
     def transpose_rows(first: int, last: int) -> None:
         for start in range(first, last, n):
-            some = slice(start, min(start + n, last))
-            columns[:, some] = (np.take(wanted, rows[some], axis=0) if takes else wanted[rows[some]]).T
+            piece = slice(start, min(start + n, last))
+            columns[:, piece] = (np.take(wanted, rows[piece], axis=0) if takes else wanted[rows[piece]]).T
 
     def gather_rows(first: int, last: int) -> None:
         for column, values in zip(columns, wanted.T, strict=True):
@@ -118,13 +118,13 @@ def encode_table(
             if kept is not None:
                 low, high = np.searchsorted(kept, (start, start + length))
                 rows = kept[low:high] - start if high - low < length else None
-            for first, some, chunk in table.slices(i, rows) if length else ():
-                infinite = encoder.encode(chunk, some, position)
+            for first, rows_of_chunk, chunk in table.slices(i, rows) if length else ():
+                infinite = encoder.encode(chunk, rows_of_chunk, position)
                 if infinite is not None:
                     row, feature = infinite
                     where = table.place(start + first + row)
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})").at(where)
-                position += chunk.n_rows if some is None else len(some)
+                position += chunk.n_rows if rows_of_chunk is None else len(rows_of_chunk)
             start += length
     return codes
 
@@ -150,14 +150,14 @@ class Encoder:
             return None
         map_tasks = map if n * len(self._narrow) < FEW else self._pool.map
         if matrix is not None and all(self._narrow):
-            found = self._encode_matrix(matrix, rows, position, map_tasks)
+            infinite = self._encode_matrix(matrix, rows, position, map_tasks)
         else:
             tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
             results = map_tasks(self._encode_column, *zip(*tasks, strict=True))
-            found = min((pair for pair in results if pair is not None), default=None)
-        if found is not None and rows is not None:
-            return int(rows[found[0]]), found[1]
-        return found
+            infinite = min((pair for pair in results if pair is not None), default=None)
+        if infinite is not None and rows is not None:
+            return int(rows[infinite[0]]), infinite[1]
+        return infinite
 
     def _copy(self, columns: DecodedColumns, rows: np.ndarray | None, out: slice) -> None:
         """Copy the codes of rows that are binned already."""
@@ -180,15 +180,15 @@ class Encoder:
         def part(bounds: tuple[int, int]) -> int:
             if is_plain:
                 return encode_matrix(matrix, edges, self._n_bins, codes, position, *bounds)
-            for some, block in plain_blocks(matrix, *bounds, rows):
-                found = encode_matrix(block, edges, self._n_bins, codes, position + some.start, 0, len(block))
-                if found >= 0:
-                    return some.start * p + found
+            for rows_of_block, block in plain_blocks(matrix, *bounds, rows):
+                infinite = encode_matrix(block, edges, self._n_bins, codes, position + rows_of_block.start, 0, len(block))
+                if infinite >= 0:
+                    return rows_of_block.start * p + infinite
             return -1
 
-        for found in map_tasks(part, _ranges(len(matrix) if rows is None else len(rows), self._n_threads)):
-            if found >= 0:
-                return divmod(found, p)
+        for position_of_infinity in map_tasks(part, _ranges(len(matrix) if rows is None else len(rows), self._n_threads)):
+            if position_of_infinity >= 0:
+                return divmod(position_of_infinity, p)
         return None
 
     def _encode_column(
@@ -204,10 +204,10 @@ class Encoder:
         if isinstance(column, SparseColumn):
             return self._encode_sparse(feature, column if rows is None else column.some(rows), encode, target)
         for first in range(0, len(target), _PIECE):
-            some = slice(first, first + _PIECE)
-            found = encode(feature, plain(column[some if rows is None else rows[some]]), target[some])
-            if found >= 0:
-                return first + found, feature
+            piece = slice(first, first + _PIECE)
+            infinite = encode(feature, plain(column[piece if rows is None else rows[piece]]), target[piece])
+            if infinite >= 0:
+                return first + infinite, feature
         return None
 
     def _encode_sparse(
@@ -215,11 +215,11 @@ class Encoder:
     ) -> tuple[int, int] | None:
         """Write the code of the common value to all rows, and then those of the others."""
         codes = np.empty(len(column.values) + 1, target.dtype)
-        found = encode(feature, plain(np.append(column.values, column.fill)), codes)
+        infinite = encode(feature, plain(np.append(column.values, column.fill)), codes)
         target[:], target[column.rows] = codes[-1], codes[:-1]
-        if found < 0:
+        if infinite < 0:
             return None
-        return int(column.rows[found]) if found < len(column.rows) else 0, feature
+        return int(column.rows[infinite]) if infinite < len(column.rows) else 0, feature
 
     def _encode_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
         return encode_column(values, self._edges[values.dtype.type][feature], self._n_bins[feature], target)
@@ -327,12 +327,12 @@ def encoded_pieces(
                 kept = kept_rows(roles.weight)
             else:
                 kept = chosen[slice(*np.searchsorted(chosen, (start, start + length)))] - start
-            for begin, some, chunk in table.slices(i, kept):
-                n = chunk.n_rows if some is None else len(some)
+            for begin, rows_of_chunk, chunk in table.slices(i, kept):
+                n = chunk.n_rows if rows_of_chunk is None else len(rows_of_chunk)
                 for first in range(0, n, piece_rows):
                     last = min(first + piece_rows, n)
-                    local: slice | np.ndarray = slice(first, last) if some is None else some[first:last]
-                    rows = slice(begin + first, begin + last) if some is None else some[first:last] + begin
+                    local: slice | np.ndarray = slice(first, last) if rows_of_chunk is None else rows_of_chunk[first:last]
+                    rows = slice(begin + first, begin + last) if rows_of_chunk is None else rows_of_chunk[first:last] + begin
                     piece = some_rows(chunk, local)
                     infinite = encoder.encode(piece, None, 0)
                     if infinite is not None and not allow_infinite:

@@ -133,12 +133,12 @@ class RowStore:
 
     def _new_arrays(self, n: int, taken: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return arrays for n rows of each field: those taken over, and new ones, which are 0."""
-        found = {}
-        for name, of in self._fields.items():
-            shape = *of.before, n, *of.after
-            found[name] = taken[name] if name in taken else _aligned_zeros(shape, np.dtype(of.dtype))
-            assert (found[name].shape, found[name].dtype) == (shape, of.dtype), f"an array of {name} has another form"
-        return found
+        arrays = {}
+        for name, field in self._fields.items():
+            shape = *field.before, n, *field.after
+            arrays[name] = taken[name] if name in taken else _aligned_zeros(shape, np.dtype(field.dtype))
+            assert (arrays[name].shape, arrays[name].dtype) == (shape, field.dtype), f"an array of {name} has another form"
+        return arrays
 
     @property
     def block_rows(self) -> int:
@@ -170,10 +170,10 @@ class RowStore:
         while done < n:
             views, first, free = self._views_to_fill(section)
             n_copied = min(n - done, free)
-            some = slice(done, done + n_copied) if rows is None else rows[done : done + n_copied]
+            source = slice(done, done + n_copied) if rows is None else rows[done : done + n_copied]
             for name, view in views.items():
                 if name in fields:
-                    view[self._at(name, slice(first, first + n_copied))] = fields[name][self._at(name, some)]
+                    view[self._at(name, slice(first, first + n_copied))] = fields[name][self._at(name, source)]
             done += n_copied
             self._filled[section] += n_copied
             if self.place is not None and n_copied == free:
@@ -237,11 +237,13 @@ class RowStore:
 
     def _by_group(self, refs: Sequence[FieldRef]) -> list[list[FieldRef]]:
         """Return the fields of each group, which are looked up for every block."""
-        found = self._refs.get(key := tuple(refs))
-        if found is None:
-            found = [[ref for ref in refs if (ref if isinstance(ref, str) else ref[0]) in names] for names in self._names]
-            self._refs[key] = found
-        return found
+        refs_of_groups = self._refs.get(key := tuple(refs))
+        if refs_of_groups is None:
+            refs_of_groups = [
+                [ref for ref in refs if (ref if isinstance(ref, str) else ref[0]) in names] for names in self._names
+            ]
+            self._refs[key] = refs_of_groups
+        return refs_of_groups
 
     def views(self, buffers: Sequence[np.ndarray], block: int) -> dict[str, np.ndarray]:
         """Return the fields of a block of the files as views of its buffers; those that were not read are uninitialised."""
@@ -286,11 +288,11 @@ class RowStore:
         reader = _Reader(self, [first_block + k for k in streamed], buffers, reads, unverified)
         try:
             for k in streamed:
-                one = reader.next()
-                yield RowRange(one.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+                buffers_read = reader.next()
+                yield RowRange(buffers_read.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
                 if writes:
-                    self.write(first_block + k, one.arrays, writes)
-                reader.reuse(one)
+                    self.write(first_block + k, buffers_read.arrays, writes)
+                reader.reuse(buffers_read)
         finally:
             reader.close()
             self._spare += buffers
@@ -316,9 +318,9 @@ class RowStore:
         """Set the values of a field that is not sealed, for all rows of a section."""
         if self.place is None and values is self._arrays[section][name]:
             return  # `load` has returned the array itself, and it was changed in place
-        for some in self.walk([], [name], section=section):
-            here, there = slice(some.first, some.last), slice(some.start, some.start + some.n_rows)
-            some.fields[name][self._at(name, here)] = values[self._at(name, there)]
+        for block in self.walk([], [name], section=section):
+            block_rows, store_rows = slice(block.first, block.last), slice(block.start, block.start + block.n_rows)
+            block.fields[name][self._at(name, block_rows)] = values[self._at(name, store_rows)]
 
     def subset(
         self, sizes: Sequence[int], stays: Callable[[RowRange], np.ndarray], thread: int = 0, n_threads: int = 1
@@ -327,16 +329,16 @@ class RowStore:
 
         sizes : number of these rows in each section; stays : returns which of some rows they are (bool[n]).
         """
-        found = RowStore(self.groups, sizes, self.place)
+        part = RowStore(self.groups, sizes, self.place)
         try:
             for section in range(len(sizes)):
-                for some in self.walk(list(self._fields), section=section, thread=thread, n_threads=n_threads):
-                    rows = some.first + np.flatnonzero(stays(some))
-                    found.append(len(rows), some.fields, rows, section)
+                for block in self.walk(list(self._fields), section=section, thread=thread, n_threads=n_threads):
+                    rows = block.first + np.flatnonzero(stays(block))
+                    part.append(len(rows), block.fields, rows, section)
         except BaseException:
-            found.close()
+            part.close()
             raise
-        return found
+        return part
 
     def close(self) -> None:
         """Release the memory, close the files and remove the private directory; may be called repeatedly."""
@@ -375,8 +377,8 @@ class _Reader:
     ) -> None:
         self._empty: SimpleQueue[BlockBuffers | None] = SimpleQueue()
         self._full: SimpleQueue[BlockBuffers | BaseException] = SimpleQueue()
-        for one in buffers:
-            self.reuse(one)
+        for buffer in buffers:
+            self.reuse(buffer)
 
         def read() -> None:
             try:
@@ -395,10 +397,10 @@ class _Reader:
 
     def next(self) -> BlockBuffers:
         """Return the buffers with the next block."""
-        found = self._full.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        read_block = self._full.get()
+        if isinstance(read_block, BaseException):
+            raise read_block
+        return read_block
 
     def reuse(self, buffers: BlockBuffers) -> None:
         """Hand back buffers whose block has been processed."""

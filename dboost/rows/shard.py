@@ -136,14 +136,14 @@ class RowIds:
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the runs (first id, length) of rows first…last-1."""
-        found = []
+        id_runs = []
         for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
             begin = int(self._ends[k] - self._runs[k, 1])
             if begin >= last:
                 break
             low, high = max(first, begin), min(last, int(self._ends[k]))
-            found.append((int(self._runs[k, 0]) + low - begin, high - low))
-        return found
+            id_runs.append((int(self._runs[k, 0]) + low - begin, high - low))
+        return id_runs
 
     def of(self, first: int, last: int) -> np.ndarray:
         """Return the ids of rows first…last-1: int64[last - first]."""
@@ -190,23 +190,23 @@ class RowSegments:
     def share(self, k: int, n: int) -> list[tuple[int, int]]:
         """Return the k-th of n shares of about as many rows, as segments; at least one, which may be empty."""
         low, high, at = self.n_rows * k // n, self.n_rows * (k + 1) // n, 0
-        found = []
+        row_ranges = []
         for first, last in self._segments:
             begin, end = max(low - at, 0), min(high - at, last - first)
             if begin < end:
-                found.append((first + begin, first + end))
+                row_ranges.append((first + begin, first + end))
             at += last - first
-        return found or [(0, 0)]
+        return row_ranges or [(0, 0)]
 
     def positions(self, into: np.ndarray | None = None) -> np.ndarray:
         """Return the rows, ascending: int64[n_rows]. into : int64[>= n_rows], receives them; default: a new array."""
-        found = np.empty(self.n_rows, np.int64) if into is None else into[: self.n_rows]
-        found[:] = 1
+        rows = np.empty(self.n_rows, np.int64) if into is None else into[: self.n_rows]
+        rows[:] = 1
         at = end = 0
         for first, last in self._segments:
-            found[at] = first - end + (at > 0)
+            rows[at] = first - end + (at > 0)
             at, end = at + last - first, last
-        return np.cumsum(found, out=found)
+        return np.cumsum(rows, out=rows)
 
     def in_order(self, fields: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield fields by name for all rows of the shard ([..., n]), one after the other: a single one is in memory twice.
@@ -215,15 +215,15 @@ class RowSegments:
         """
         rank = self._find_rank()
         for name, values in fields:
-            found = np.zeros((*values.shape[:-1], len(self._order)), values.dtype)
+            ordered = np.zeros((*values.shape[:-1], len(self._order)), values.dtype)
             at = 0
             for first, last in self._segments:
                 for low in range(first, last, _PIECE_ROWS):
                     high = min(low + _PIECE_ROWS, last)
-                    found[..., low:high] = values[..., rank[at : at + high - low]]
+                    ordered[..., low:high] = values[..., rank[at : at + high - low]]
                     at += high - low
             del values
-            yield name, found
+            yield name, ordered
 
     def row_ids(self, first: int, last: int) -> np.ndarray:
         """Return the global ids of rows first…last-1, which belong to one segment: int64[last - first]."""
@@ -347,8 +347,8 @@ class Shard:
     @property
     def wide_bins(self) -> np.ndarray:
         """The two-byte columns of `bins`, which are not in tiles: uint16[n_wide, n_rows]."""
-        found = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
-        return np.empty((0, self.n_rows), np.uint16) if found is None else found
+        bins = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
+        return np.empty((0, self.n_rows), np.uint16) if bins is None else bins
 
     def rows_without(self, some: np.ndarray) -> np.ndarray:
         """Return the rows that are trained on without some of them (int64[...]), ascending: int64[...]."""
@@ -526,24 +526,24 @@ class Near:
 
     def buffer_for(self, first: int, last: int) -> NearRows:
         """Return buffers to record rows first…last-1, whose influences are about to change."""
-        for other in list(self._found):
-            if other != (first, last) and other[0] < last and first < other[1]:
-                self._found.pop(other, None)
+        for known in list(self._found):
+            if known != (first, last) and known[0] < last and first < known[1]:
+                self._found.pop(known, None)
         before = self._found.get((first, last))
         n_outputs = len(self._expected)
         rows = np.empty((n_outputs, (last - first) // _ROWS_PER_RECORDED_ROW + 1), np.int32) if before is None else before.rows
-        found = NearRows(self._expected.copy(), np.zeros(n_outputs, np.int64), rows)
-        self._found[first, last] = found
-        return found
+        buffer = NearRows(self._expected.copy(), np.zeros(n_outputs, np.int64), rows)
+        self._found[first, last] = buffer
+        return buffer
 
     def rows(self, first: int, last: int, output: int, digit: int) -> np.ndarray | None:
         """Return those of rows first…last-1 whose influence has this first digit, if they are known: int32[...]."""
-        found = self._found.get((first, last))
-        if found is None or found.expected[output] != digit:
+        near_rows = self._found.get((first, last))
+        if near_rows is None or near_rows.expected[output] != digit:
             return None
-        assert found.rows is not None
-        n = int(found.n[output])
-        return found.rows[output, :n] if n <= found.rows.shape[1] else None
+        assert near_rows.rows is not None
+        n = int(near_rows.n[output])
+        return near_rows.rows[output, :n] if n <= near_rows.rows.shape[1] else None
 
     def expect(self, output: int, digit: int) -> None:
         """Record the rows that have this first digit from the next pass on."""

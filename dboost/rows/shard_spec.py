@@ -129,13 +129,13 @@ class ShardSpec:
 
     def constant_state(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the fields of the state that follow from the weights (float64[n]) and stay constant; shape : of raw scores."""
-        found: dict[str, np.ndarray] = {}
+        fields: dict[str, np.ndarray] = {}
         if weight is not None and self.has_repeat_count:
-            found["repeat_count"] = weight.astype(np.uint8)
+            fields["repeat_count"] = weight.astype(np.uint8)
         if weight is not None and self.weights_as_hessian and not self.constant_hessian:
             of_rows = weight.astype(np.float32)
-            found |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
-        return found
+            fields |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
+        return fields
 
     def advance_fields(self, terms: LossTerms) -> tuple[list[str], list[str]]:
         """Return the fields of rows in files that `rows.shard.advance_rows` reads and writes. terms : of the loss."""

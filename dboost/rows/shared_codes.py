@@ -62,10 +62,10 @@ class SharedCodes:
         for columns in (codes.narrow, codes.wide):
             for column in columns:
                 column[:] = column[by_part]
-        given = {"narrow": codes.narrow, "wide": codes.wide}
-        own = spec_in_memory(given, spec)
-        self.fields = RowStore(own.groups(in_memory=True)[:1], [codes.n_rows], arrays=given).load()
-        as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own.bin_layout, codes.row_of
+        codes_by_name = {"narrow": codes.narrow, "wide": codes.wide}
+        own_spec = spec_in_memory(codes_by_name, spec)
+        self.fields = RowStore(own_spec.groups(in_memory=True)[:1], [codes.n_rows], arrays=codes_by_name).load()
+        as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own_spec.bin_layout, codes.row_of
         in_ranges(lambda *of: fill_tiles(codes.narrow, layout, row_of, *of, as_bytes), codes.n_rows, n_threads)
         self.building = Lock()
         #: Values of rows that folds share, by name, and whether those of a part are known, bool[n_parts].
@@ -78,11 +78,11 @@ class SharedCodes:
 
         is_trained : whether it trains on the rows of a part, bool[n_parts]; ids : of these rows, in the order of the table.
         """
-        found: list[tuple[int, int]] = []
+        joined: list[tuple[int, int]] = []
         for begin, end in self._rows_of(is_trained):
-            joins = bool(found) and found[-1][1] == begin
-            found.append((found.pop()[0] if joins else begin, end))
-        return RowSegments(found, self.order, ids)
+            joins = bool(joined) and joined[-1][1] == begin
+            joined.append((joined.pop()[0] if joins else begin, end))
+        return RowSegments(joined, self.order, ids)
 
     def _rows_of(self, parts: np.ndarray) -> list[tuple[int, int]]:
         """Return the first row and the last row + 1 of each of some parts (bool[n_parts]) with rows."""
@@ -147,7 +147,7 @@ _making = Lock()
 def shared_codes(key: Hashable, make: Callable[[], SharedCodes]) -> SharedCodes:
     """Return the codes of this key that some fit of this process uses; make them if there are none."""
     with _making:
-        found = _in_use.get(key)
-        if found is None:
-            found = _in_use[key] = make()
-        return found
+        shared = _in_use.get(key)
+        if shared is None:
+            shared = _in_use[key] = make()
+        return shared

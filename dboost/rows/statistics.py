@@ -77,10 +77,10 @@ class Statistic:
 def _residuals_by_leaf(shard: Shard, subset: RowSubset, outputs: range, first: int, last: int) -> Residuals:
     """Return the residuals of some outputs of the rows that take part in their tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
-    weight, target, some = or_empty(shard.weight, "float64"), shard.target(), slice(outputs.start, outputs.stop)
-    column = np.array(shard.spec.columns or [0] * shard.n_outputs)[some]
+    weight, target, columns = or_empty(shard.weight, "float64"), shard.target(), slice(outputs.start, outputs.stop)
+    column = np.array(shard.spec.columns or [0] * shard.n_outputs)[columns]
     return Residuals(
-        target.reshape(-1, shard.n_rows), shard.raw[some], column, weight, shard.leaf[outputs.start], False,
+        target.reshape(-1, shard.n_rows), shard.raw[columns], column, weight, shard.leaf[outputs.start], False,
         or_empty(rows, "int64"), begin, end,
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def _leaf_keys(
     wanted: np.ndarray,
 ) -> np.ndarray | None:
     """Return group, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
-    found = np.empty((FEW, 3), np.uint64)
+    keys = np.empty((FEW, 3), np.uint64)
     lowest, highest = bucket_bounds(buckets, wanted)
     n = collect_buckets(
         _residuals_by_leaf(shard, subset, outputs, first, last),
@@ -144,10 +144,10 @@ def _leaf_keys(
         lowest,
         highest,
         unit,
-        found,
+        keys,
         new_block_scratch(),
     )
-    return found[:n] if n <= FEW else None
+    return keys[:n] if n <= FEW else None
 
 
 leaf_keys = Statistic(_leaf_keys, concatenated)

@@ -136,7 +136,7 @@ class BiteStore:
 
     def of(self, bite: int) -> list[Bite]:
         """Return the rows of a bite, one record for each shard that is built from them."""
-        return [one for one in self._bites[bite : bite + 1] if one.n_rows]
+        return [bite_rows for bite_rows in self._bites[bite : bite + 1] if bite_rows.n_rows]
 
     def keep_only(self, partitions: Sequence[int]) -> None:
         """Drop the rows of other partitions."""
@@ -188,7 +188,7 @@ class SessionBites:
         if self.visit is None:
             return {}
         parts = self.visit.bite
-        return {batch: [one for part in parts for one in store.of(part)] for batch, store in self._stores.items()}
+        return {batch: [bite_rows for part in parts for bite_rows in store.of(part)] for batch, store in self._stores.items()}
 
     def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions."""

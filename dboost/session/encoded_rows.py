@@ -64,8 +64,8 @@ def joined_rows(parts: list[EncodedRows], spec: BuildSpec, n_threads: int) -> En
     for name in {name: None for part in parts for name in part.fields}:
         values = [part.fields.pop(name, None) for part in parts]
         if name == "raw":
-            values = [_baseline(spec, n) if of is None else of for of, n in zip(values, sizes, strict=True)]
-        fields[name] = _joined([of for of in values if of is not None], sizes)
+            values = [_baseline(spec, n) if array is None else array for array, n in zip(values, sizes, strict=True)]
+        fields[name] = _joined([array for array in values if array is not None], sizes)
         del values
     if "raw" not in fields:
         fields["raw"] = _baseline(spec, n_rows)

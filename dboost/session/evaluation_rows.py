@@ -467,9 +467,9 @@ class SessionEvalSets:
 
     def take(self, batch: str) -> list[EncodedEvalRows]:
         """Return the rows of a batch for another session, before trees are added to their scores, and drop them."""
-        found = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+        taken = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
         self.keep_only(batch, ())
-        return found
+        return taken
 
     def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
         """Add rows that another session has encoded, in memory."""
@@ -489,14 +489,14 @@ class SessionEvalSets:
         self, trees: Sequence[FitTree], metrics: Sequence[MetricReduction], mark: int, n_cuts: int
     ) -> dict[str, float]:
         """Return the metrics after the given trees as ``{"<set>_<metric>": value}``. mark, n_cuts : see `Session.evaluate`."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for part in self._every:
             part.catch_up(0, trees, mark, n_cuts)
         for name, parts in self._parts.items():
             chunks = reduce(partial(_merged, metrics), (part.chunks(metrics) for part in parts))
             for metric, chunk in zip(metrics, chunks, strict=True):
-                found |= metric.values(name, chunk)
-        return found
+                values |= metric.values(name, chunk)
+        return values
 
     @property
     def _every(self) -> list[EvalSet]:
@@ -509,11 +509,11 @@ class SessionEvalSets:
         wanted = {name: self._parts.get(name, []) for name in metrics}
         if not all([part.catch_up(first, trees, mark, n_cuts) for parts in wanted.values() for part in parts]):
             return None
-        found: dict[str, tuple[int, list[list[Any]]]] = {}
+        statistics_of_sets: dict[str, tuple[int, list[list[Any]]]] = {}
         for name, parts in wanted.items():
             chunks = [part.chunks(find_metrics(metrics[name], part.loss)) for part in parts]
-            found[name] = sum(part.n_rows for part in parts), chunks
-        return found
+            statistics_of_sets[name] = sum(part.n_rows for part in parts), chunks
+        return statistics_of_sets
 
     def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session evaluates now."""

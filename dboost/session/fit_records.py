@@ -131,7 +131,7 @@ class BuildSpec:
         if model is None:
             return first + 1, []
         k = model.trees_per_iteration
-        found: list[FitTree] = []
+        trees: list[FitTree] = []
         for t in range(first * k, len(model.trees)):
             tree = model.trees[t]
             routes = TreeRoutes.of_tree(tree, self.binning)
@@ -140,8 +140,8 @@ class BuildSpec:
                     "the forest to continue was grown with other bins, so its out-of-bag predictions are unknown: leave "
                     "max_bins and random_state as they were"
                 )
-            found.append(FitTree(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
-        return first + 1, [tuple(found[i : i + k]) for i in range(0, len(found), k)]
+            trees.append(FitTree(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
+        return first + 1, [tuple(trees[i : i + k]) for i in range(0, len(trees), k)]
 
     def in_unit(self, values: np.ndarray) -> np.ndarray:
         """Return targets or raw scores as shards have them."""

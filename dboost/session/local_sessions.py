@@ -141,8 +141,8 @@ class LocalSessions:
         shard, (n_leaves, n_trees) = self.spec.shard, self.session.pass_width
         is_identity = shard.layout.n_bins == shard.bin_layout.n_bins
         for first in range(0, len(tasks), n_trees):
-            some = tuple(tasks[first : first + n_trees])
-            order = GrowOrder(some, shard.bin_layout, is_identity, self.n_rows, n_leaves)
+            tasks_together = tuple(tasks[first : first + n_trees])
+            order = GrowOrder(tasks_together, shard.bin_layout, is_identity, self.n_rows, n_leaves)
             yield from self._rounds.grow_trees(self._begin, order)
 
     @cached_property

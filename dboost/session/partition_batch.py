@@ -136,7 +136,7 @@ class PartitionBatch:
         self._metadata = metadata
         self._reader.drop_unweighted_categories({i: self._stored[i] for i in numbers}, metadata.roles.weight)
         stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
-        targets = [one for *_, one in stats if one is not None]
+        targets = [scan for *_, scan in stats if scan is not None]
         self._survey = PartitionStats(
             lengths=dict(zip(numbers, rows.lengths, strict=True)),
             n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),

@@ -60,8 +60,8 @@ def reference_values(rows: BatchRows, seed: int) -> dict[int, tuple[np.ndarray, 
     """Return values and targets of the rows of the reference sample, by partition."""
     table = rows.table
     drawn, _ = rows.drawn(partial(reference_rows, rows.numbers.n_rows, len(table.features), seed))
-    found = values_in(table, rows.positions(drawn))
-    return {table.numbers[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in found}
+    sampled = values_in(table, rows.positions(drawn))
+    return {table.numbers[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in sampled}
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
@@ -96,7 +96,11 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
 def damped_steps(asked: Parameters, learning: Parameters) -> str:
     """Return how steps are damped, for messages; empty if they are not. asked, learning : see `warn_of_drift`."""
     pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
-    changed = [f"{name} {number(damped, 3)} instead of {number(given, 3)}" for name, damped, given in pairs if damped != given]
+    changed = [
+        f"{name} {number(damped, 3)} instead of {number(value_given, 3)}"
+        for name, damped, value_given in pairs
+        if damped != value_given
+    ]
     return f"steps are damped: {', '.join(changed)}" if changed else ""
 
 

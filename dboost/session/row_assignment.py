@@ -53,22 +53,22 @@ def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignmen
     table = rows.table
     weighted = assignment.class_weight is not None
     weighted = weighted or any(n and table.roles(k).weight is not None for k, n in enumerate(table.lengths))
-    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {HELD_OUT: [], WATCHED: []}
+    chosen_rows: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {HELD_OUT: [], WATCHED: []}
 
     def weights(k: int) -> np.ndarray:
         """Return the new weights of chunk k, and append its chosen rows to `found`."""
         weight = _weights(rows, k, assignment.class_weight)
         for piece in _pieces(rows, n_classes, k):
-            some, drawn = piece.rows, (piece.draw_ids, piece.classes)
-            uses = None if fold is None else fold.uses[fold.at(piece.first_id, len(some))]
+            positions_of_piece, drawn = piece.rows, (piece.draw_ids, piece.classes)
+            uses = None if fold is None else fold.uses[fold.at(piece.first_id, len(positions_of_piece))]
             if uses is not None:
                 held = uses == TEST
             else:
-                held = np.zeros(len(some), bool) if held_out is None else held_out.selects(*drawn)
-            seen = np.zeros(len(some), bool) if watched is None else watched.selects(*drawn) & ~held
-            for name, own in ((HELD_OUT, some[held]), (WATCHED, some[seen])):
-                found[name].append((piece.first + own, weight[own]))
-            weight[some[held if uses is None else uses != TRAIN]] = 0.0
+                held = np.zeros(len(positions_of_piece), bool) if held_out is None else held_out.selects(*drawn)
+            seen = np.zeros(len(positions_of_piece), bool) if watched is None else watched.selects(*drawn) & ~held
+            for name, positions in ((HELD_OUT, positions_of_piece[held]), (WATCHED, positions_of_piece[seen])):
+                chosen_rows[name].append((piece.first + positions, weight[positions]))
+            weight[positions_of_piece[held if uses is None else uses != TRAIN]] = 0.0
         return weight
 
     table.reweigh(weights)
@@ -76,20 +76,20 @@ def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignmen
         rows.fold = _in_table_order(fold, [rows.numbers.ranges[number] for number in table.numbers])
 
     def joined(name: str) -> ChosenRows:
-        positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[name], strict=True)
+        positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *chosen_rows[name], strict=True)
         return np.concatenate(positions), np.concatenate(factors) if weighted else None
 
     exist = {HELD_OUT: held_out is not None or fold is not None, WATCHED: watched is not None}
-    rows.chosen = {name: joined(name) for name in found if exist[name]}
+    rows.chosen = {name: joined(name) for name in chosen_rows if exist[name]}
 
 
 def _in_table_order(fold: FoldRows, ranges: Sequence[tuple[int, int]]) -> FoldRows:
     """Return the uses and parts of consecutive rows. ranges : first global id and number of rows of each partition."""
     assert fold.parts is not None
-    parts, some = fold.parts, [fold.at(*of) for of in ranges if of[1]]
+    parts, row_ranges = fold.parts, [fold.at(*id_range) for id_range in ranges if id_range[1]]
     return FoldRows(
-        np.concatenate([fold.uses[:0], *(fold.uses[of] for of in some)]),
-        parts=np.concatenate([parts[:0], *(parts[of] for of in some)]),
+        np.concatenate([fold.uses[:0], *(fold.uses[rows] for rows in row_ranges)]),
+        parts=np.concatenate([parts[:0], *(parts[rows] for rows in row_ranges)]),
         group=fold.group,
     )
 
@@ -135,7 +135,7 @@ def _pieces(rows: BatchRows, n_classes: int | None, k: int | None = None) -> Ite
             draw_ids = table.draw_ids(i, start)
             for low in range(0, n, _PIECE_ROWS):
                 high = min(low + _PIECE_ROWS, n)
-                some = np.arange(low, high) if kept is None else kept[low:high]
-                classes = None if targets is None else targets[some].astype(np.int64)
-                yield _Piece(first, some, start + low, draw_ids[low:high], classes)
+                positions = np.arange(low, high) if kept is None else kept[low:high]
+                classes = None if targets is None else targets[positions].astype(np.int64)
+                yield _Piece(first, positions, start + low, draw_ids[low:high], classes)
         first += length

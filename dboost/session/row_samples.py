@@ -52,11 +52,11 @@ class DrawnRows:
         """
         hashes = hash_rows(self.seed, row_ids)
         last = np.array([max(bound - 1, 0) for bound in self.bounds], np.uint64)
-        some = np.array([bound > 0 for bound in self.bounds])
+        is_drawn = np.array([bound > 0 for bound in self.bounds])
         if len(self.bounds) == 1:
-            return (hashes <= last[0]) & some[0]
+            return (hashes <= last[0]) & is_drawn[0]
         assert classes is not None
-        return (hashes <= last[classes]) & some[classes]
+        return (hashes <= last[classes]) & is_drawn[classes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def find_bounds(
     wanted, available = list(draw.sizes), list(counts)
     n_classes = len(wanted)
     bounds = [0 if n == 0 else 1 << _BITS for n in wanted]
-    is_open = np.array([0 < n < of for n, of in zip(wanted, available, strict=True)])
+    is_open = np.array([0 < n < n_available for n, n_available in zip(wanted, available, strict=True)])
     prefixes = np.zeros(n_classes, np.uint64)
     n_bits = next(bits for bits in (8, 4, 2, 1) if n_classes << bits <= _MOST_COUNTS or bits == 1)
     shift = _BITS
@@ -178,7 +178,7 @@ class FoldRows(PerRow):
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:
         """Return the uses of rows of some partitions only. ranges : global id of the first row, and number of rows."""
-        filled = sorted(one for one in ranges if one[1])
+        filled = sorted(id_range for id_range in ranges if id_range[1])
 
         def of_them(values: np.ndarray) -> np.ndarray:
             return np.concatenate([np.empty(0, np.uint8), *(values[start : start + n] for start, n in filled)])
@@ -208,7 +208,7 @@ def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
 
     Folds that hold out different rows have one part each. Repetitions, which divide the rows in another way, are other groups.
     """
-    found: list[FoldRows] = []
+    grouped: list[FoldRows] = []
     first = 0
     while first < len(folds):
         parts, n_parts, n = np.zeros(len(folds[first].uses), np.uint8), 1, 0
@@ -221,9 +221,9 @@ def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
             parts, n_parts, n = (np.cumsum(exists) - 1).astype(np.uint8)[both], n_both, n + 1
         group = uuid.uuid4().hex
         for fold in folds[first : first + n]:
-            found.append(fold if n == 1 else replace(fold, parts=parts, group=group))
+            grouped.append(fold if n == 1 else replace(fold, parts=parts, group=group))
         first += n
-    return found
+    return grouped
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,17 +199,17 @@ class Session:
 
     def batch_of(self, batch: str) -> PartitionBatch:
         """Return a batch whose partitions have been read; raise MissingPartitions without such a batch."""
-        found = self._batches.get(batch)
-        if found is None:
+        opened = self._batches.get(batch)
+        if opened is None:
             raise MissingPartitions(batch)
-        return found
+        return opened
 
     def rows_of(self, batch: str) -> BatchRows:
         """Return the rows of a batch; raise MissingPartitions without such a batch."""
-        found = self._rows.get(batch)
-        if found is None:
+        rows = self._rows.get(batch)
+        if rows is None:
             raise MissingPartitions(batch)
-        return found
+        return rows
 
     def adopt(self, batch: str, table: Table, *, closes: bool = True) -> None:
         """Register a table that was read in this process as a batch. closes : whether to close it once its rows are encoded."""
@@ -219,9 +219,9 @@ class Session:
 
     def _close_batch(self, batch: str) -> None:
         """Release the rows of a batch that are not built."""
-        for some in (self._rows, self._batches):
-            if batch in some:
-                some.pop(batch).close()
+        for batches in (self._rows, self._batches):
+            if batch in batches:
+                batches.pop(batch).close()
         for kept in (self._encoded, self._received, self._handed):
             kept.pop(batch, None)
 
@@ -261,7 +261,7 @@ class Session:
         for batch in batches:
             sample |= self.rows_of(batch).proposal_sample(seed, columns)
         ranges = divided(sample, bounds)
-        return [{} if k == own else some for k, some in enumerate(ranges)], {} if own is None else ranges[own]
+        return [{} if k == own else part for k, part in enumerate(ranges)], {} if own is None else ranges[own]
 
     @remote
     def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int) -> list[np.ndarray]:
@@ -294,8 +294,8 @@ class Session:
         if batch not in self._handed:
             self._handed[batch] = self.eval_sets.take(batch)
         parts, partitions = self._encoded[batch], self._owned[batch]
-        some = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
-        return [some[0]._replace(eval_rows=self._handed[batch]), *some[1:]]
+        messages = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
+        return [messages[0]._replace(eval_rows=self._handed[batch]), *messages[1:]]
 
     @remote
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
@@ -305,11 +305,11 @@ class Session:
     @remote
     def accept(self, batch: str, numbers: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
-        for some in self._received.pop(batch, []):
-            if not set(some.partitions) <= set(numbers):
+        for message in self._received.pop(batch, []):
+            if not set(message.partitions) <= set(numbers):
                 continue
-            self._encoded[batch] += some.rows
-            for rows in some.eval_rows:
+            self._encoded[batch] += message.rows
+            for rows in message.eval_rows:
                 assert self._spec is not None
                 self.eval_sets.add_encoded(batch, rows, self._spec)
 
@@ -347,8 +347,8 @@ class Session:
             else:
                 self._spec = spec
                 leaves = partial(_leaves_in, FlatEnsemble(spec.given), self._n_threads)
-                for some in rows_with_values(rows, spec):
-                    self._train_on(some, batch, spec, past, leaves)
+                for values in rows_with_values(rows, spec):
+                    self._train_on(values, batch, spec, past, leaves)
             self._close_batch(batch)
             self._built.add(batch)
             if rows.fold is not None:
@@ -363,8 +363,8 @@ class Session:
         if spec.n_bites is not None:
             self._divide(rows, batch, spec, past, limit)
             return
-        for other in self.trained:
-            other.unload()
+        for earlier in self.trained:
+            earlier.unload()
         if limit is None:
             check_rows_in_memory(n_kept)
             encoded = rows.in_memory(spec)
@@ -469,7 +469,7 @@ class Session:
         """
         started = time.perf_counter()
         results = [rows.advance(number, terms, values) for rows in self.trained]
-        stats = [one for one in results if one is not None]
+        stats = [stats_of_rows for stats_of_rows in results if stats_of_rows is not None]
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self.new_bytes_read(), self._counted_rows()
 
@@ -529,8 +529,8 @@ class Session:
         results: dict[int, RoundHistograms] = {}
         free = self._narrow_for(requests) if self.trained else self._narrow
         for output, request in requests.items() if self.trained else ():
-            results[output] = one = self.sum_histograms(output, request).compact(free)
-            free = free[one.histograms.size :]
+            results[output] = compact = self.sum_histograms(output, request).compact(free)
+            free = free[compact.histograms.size :]
         return results, self._counted_rows(), time.perf_counter() - started
 
     def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
@@ -561,9 +561,11 @@ class Session:
                 pieces = {}
                 if self._spec is not None:
                     buckets = self.exchange.buckets(k, self._spec.shard.bin_layout)
-                    pieces = {output: one.slice(buckets) for output, one in results.items()}
+                    pieces = {output: histograms.slice(buckets) for output, histograms in results.items()}
                 slices.append(pack_round(pieces))
-        results = {output: replace(one, histograms=one.histograms[:, :, :0]) for output, one in results.items()}
+        results = {
+            output: replace(histograms, histograms=histograms.histograms[:, :, :0]) for output, histograms in results.items()
+        }
         return results, slices, n_rows, seconds + time.perf_counter() - started
 
     @remote
@@ -586,11 +588,11 @@ class Session:
                 for task, earlier in zip(search.tasks, free, strict=False)
             }
         sums = _sum_slices(slices)
-        found = {
+        splits = {
             output: pack_splits(self._split_finders[output].find_best_splits(pairs, sums[output].histograms))
             for output, pairs in search.pairs.items()
         }
-        return found, time.perf_counter() - started
+        return splits, time.perf_counter() - started
 
     @remote
     def assign_leaves(self, iteration: int) -> None:
@@ -633,8 +635,8 @@ class Session:
         if chosen:
             rows = self.rows_of(batch)
             if rows.chosen and name in rows.chosen:  # otherwise a repeated call
-                some = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
-                self._evaluate_rows(batch, some, name, spec, size, with_block)
+                held_out = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
+                self._evaluate_rows(batch, held_out, name, spec, size, with_block)
         elif batch not in self._built:
             rows = self.rows_of(batch)
             self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)

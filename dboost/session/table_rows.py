@@ -118,22 +118,22 @@ class BatchRows:
             if piece.number != chunk:
                 chunk, at = piece.number, 0
                 roles = self.range_of(chunk)
-            here = slice(at, at + n)
+            rows_of_piece = slice(at, at + n)
             if self._has_start_scores:
                 assert roles.offset is not None
-                raw = roles.offset[:, here].copy()
+                raw = roles.offset[:, rows_of_piece].copy()
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 if roles.offset is not None:
-                    raw[spec.target.loss.link.offset_outputs] += roles.offset[here]
+                    raw[spec.target.loss.link.offset_outputs] += roles.offset[rows_of_piece]
             if flat is not None:
                 add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-            fields = {"target": spec.in_unit(roles.numbers[..., here]), "raw": spec.in_unit(raw)}
+            fields = {"target": spec.in_unit(roles.numbers[..., rows_of_piece]), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
-                fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
+                fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[rows_of_piece]
             if spec.shard.grouped:
                 assert roles.group is not None
-                fields["draw_id"] = roles.group[here]
+                fields["draw_id"] = roles.group[rows_of_piece]
             yield StartingPiece(self.numbers.start(table.numbers[chunk]) + at, piece.codes, fields)
             at += n
 
@@ -163,22 +163,22 @@ class BatchRows:
             n = kept_range.stop - kept_range.start
             if not n:
                 continue
-            some = None
+            positions = None
             if n < table.n_rows:
-                some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads, n_rows)
+                positions = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
+            codes = encode_table(table, spec.binning, spec.shard.layout, positions, self.n_threads, n_rows)
             raw = None
             if self.start_scores is not None or table.offset is not None or spec.warm_start.model is not None:
-                raw = self._raw_scores(spec, some, kept_range)
+                raw = self._raw_scores(spec, positions, kept_range)
             if k == n_parts - 1:
                 self.close_values()
-            target = spec.in_unit(y if some is None else y[..., some])
+            target = spec.in_unit(y if positions is None else y[..., positions])
             target = compacted(target) if spec.shard.compacts_target else target
             fields = {"target": target, "narrow": codes.narrow, "wide": codes.wide}
             if raw is not None:
                 fields["raw"] = spec.in_unit(raw)
             if spec.shard.weighted:
-                fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
+                fields["weight"] = np.ones(n) if weight is None else weight if positions is None else weight[positions]
             if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
                 fields["draw_id"] = draw_id
             yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
@@ -198,9 +198,9 @@ class BatchRows:
         fields = {}
         with shared.building:  # one fold after the other, since this takes memory for a moment
             for name, values in segments.in_order(self._fields_of_fold(spec, kept, slice(0, len(kept)))):
-                own = compacted(values) if name == "target" and spec.shard.compacts_target else values
-                fields[name] = shared.values(name, own, of_parts) if name in ("target", "weight") else own
-                del values, own
+                compact = compacted(values) if name == "target" and spec.shard.compacts_target else values
+                fields[name] = shared.values(name, compact, of_parts) if name in ("target", "weight") else compact
+                del values, compact
         self._shared = None
         self.close_values()
         return rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
@@ -322,10 +322,10 @@ class BatchRows:
             if n:
                 roles = table.roles(k)
                 kept, offset = kept_rows(roles.weight), roles.offset
-                some = slice(None) if kept is None else kept
+                kept_rows_of_chunk = slice(None) if kept is None else kept
                 scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
                 if offset is not None:
-                    scores[warm_start.offset_outputs] += offset[some]
+                    scores[warm_start.offset_outputs] += offset[kept_rows_of_chunk]
                 if flat is not None and warm_start.n_earlier:
                     at = 0
                     for matrix in chunk_matrices(table, k, kept):
@@ -373,8 +373,8 @@ class BatchRows:
         table = self.table
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
         drawn, weights = self.drawn(partial(sample_rows, self.numbers.n_rows, seed))
-        found = sampled(table, self.positions(drawn), numeric, self.n_threads)
-        return {table.numbers[k]: (values, weights[k]) for k, values in found}
+        values_of_chunks = sampled(table, self.positions(drawn), numeric, self.n_threads)
+        return {table.numbers[k]: (values, weights[k]) for k, values in values_of_chunks}
 
     def drawn(self, draw: Callable[[int, int], np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return the drawn rows of each chunk, and their weights.
@@ -433,9 +433,9 @@ class BatchRows:
         if not table.keeps_roles_apart:
             return
         filled = [k for k, length in enumerate(table.lengths) if length]
-        some = [k for k in filled if self.table.n_kept(k)]
-        if self._has_start_scores and some:
-            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
+        chunks = [k for k in filled if self.table.n_kept(k)]
+        if self._has_start_scores and chunks:
+            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in chunks], axis=-1)
         self.y = np.concatenate([self._targets.get(k)[0] for k in filled], axis=-1) if filled else np.empty(0)
         table.gather_roles()
         self._targets.close()

@@ -141,11 +141,11 @@ def loss_of_targets(parameters: Parameters, names: Sequence[str], auto: str = "s
     ParameterError
         If the losses are not as many as the targets, or one of them is not for single numbers.
     """
-    given = parameters.loss
-    each = list(given) if isinstance(given, tuple) else [auto if given == "auto" else given] * len(names)
+    loss = parameters.loss
+    each = list(loss) if isinstance(loss, tuple) else [auto if loss == "auto" else loss] * len(names)
     if len(each) != len(names):
         raise ParameterError(f"loss is a list of {len(each)} losses, but the target has {len(names)} columns")
-    return _checked(parameters, PerOutput([_made(parameters, one) for one in each], names))
+    return _checked(parameters, PerOutput([_made(parameters, name) for name in each], names))
 
 
 def check_range(loss: BaseLoss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
@@ -233,24 +233,24 @@ def _positions(classes: tuple[Level, ...], values: np.ndarray, place: Callable[[
     numbers = np.array(classes, np.float64)
     if max(numbers[-1], -numbers[0]) >= EXACT and (np.abs(values) >= EXACT).any():
         raise DataError(_LARGE).at(place(int(np.argmax(np.abs(values) >= EXACT))))
-    found = np.empty(len(values))
+    positions = np.empty(len(values))
     for first in range(0, len(values), PIECE):
         piece = values[first : first + PIECE]
         at = np.minimum(np.searchsorted(numbers, piece), len(numbers) - 1)
         if (numbers[at] != piece).any():
             return None
-        found[first : first + PIECE] = at
-    return found
+        positions[first : first + PIECE] = at
+    return positions
 
 
 def _counted(column: Column, weight: np.ndarray | None) -> Column:
     """Return a target; rows of weight zero get the value of a row of positive weight, so that they have no influence."""
     if weight is None or weight.all():
         return column
-    counts, one = weight > 0, int(np.argmax(weight > 0))
+    counts, first_counted = weight > 0, int(np.argmax(weight > 0))
     if isinstance(column, CategoryColumn):
-        return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.categories)
-    return np.where(counts, column, column[..., one : one + 1])
+        return CategoryColumn(np.where(counts, column.codes, column.codes[first_counted]), column.categories)
+    return np.where(counts, column, column[..., first_counted : first_counted + 1])
 
 
 def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level, ...], str]:
@@ -301,7 +301,7 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
     if isinstance(target, CategoryColumn):
         codes = target.codes if weight is None else target.codes[weight > 0]
         occurs = np.bincount(codes[codes >= 0], minlength=len(target.categories)) > 0
-        levels = tuple(level for level, there in zip(target.categories, occurs, strict=True) if there)
+        levels = tuple(level for level, occurs_in_rows in zip(target.categories, occurs, strict=True) if occurs_in_rows)
         return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, dtype, is_bool)
     values = target if weight is None else target[..., weight > 0]
     if not values.size:
@@ -351,9 +351,9 @@ def scan_targets(table: Table) -> list[TargetScan]:
     for i, length in enumerate(table.lengths):
         if length:
             roles = table.roles(i)
-            one = scan_target(roles.target, roles.weight, str(table.target_dtype), table.target_is_bool)
-            if one is not None:
-                scans = [reduce(merge_target_scans, (*scans, one))]
+            scan = scan_target(roles.target, roles.weight, str(table.target_dtype), table.target_is_bool)
+            if scan is not None:
+                scans = [reduce(merge_target_scans, (*scans, scan))]
     return scans
 
 
@@ -379,11 +379,11 @@ def _tell_choice(
         return
     is_integer = np.issubdtype(np.dtype(dtype), np.integer)
     if n == 2 or (n in _LIKE_CLASSES and is_integer):
-        what = f"the target holds {n} different integers, which are taken as numbers"
+        choice = f"the target holds {n} different integers, which are taken as numbers"
         if n == 2:
             two = " and ".join(map(number, values))
-            what = f"the target holds two different numbers, {two}, which are taken as numbers"
-        warn(f"{what}: give loss='squared_error' to say so, or loss={of_classes!r} if they are classes")
+            choice = f"the target holds two different numbers, {two}, which are taken as numbers"
+        warn(f"{choice}: give loss='squared_error' to say so, or loss={of_classes!r} if they are classes")
     elif values.tolist() in ([0.0], [1.0]):
         warn(
             f"the target is {number(values[0])} in all rows and is taken as a number: give loss='squared_error' to say so; if "
@@ -426,7 +426,7 @@ def check_order_of_targets(given: Any, loss: BaseLoss) -> None:
     """
     wanted = list(loss.targets.columns)
     names = _known_names(given, len(wanted)) if len(wanted) > 1 else []
-    if any(name in wanted and name != own for name, own in zip(names, wanted, strict=False)):
+    if any(name in wanted and name != model_name for name, model_name in zip(names, wanted, strict=False)):
         raise DataError(
             f"the columns of the target are {listed(names)}, but the model has {listed(wanted)}: give them in this order"
         )

@@ -140,8 +140,8 @@ class TrainingRows:
 
         def of_share(k: int) -> list[Any]:
             if whole is not None:
-                return [work(k, whole, *of) for of in whole.ranges(k, n)]
-            return [work(k, shard, *of) for shard in self.walk(k, reads, writes) for of in shard.ranges()]
+                return [work(k, whole, *rows) for rows in whole.ranges(k, n)]
+            return [work(k, shard, *rows) for shard in self.walk(k, reads, writes) for rows in shard.ranges()]
 
         team = self.team
         results = team.run(of_share) if n == team.n_threads else team.map(of_share, range(n))
@@ -185,9 +185,9 @@ class TrainingRows:
         """Return the statistic of ranges of rows. A short one is computed in the calling thread, without routing."""
         shard, is_short = self.shard, statistic.is_short
         if shard is not None and is_short is not None:
-            ranges = [of for k in range(self.n_shares) for of in shard.ranges(k, self.n_shares)]
-            if all(is_short(shard, *of, *arguments) for of in ranges):
-                return [statistic.compute(shard, *of, *arguments) for of in ranges]
+            ranges = [rows for k in range(self.n_shares) for rows in shard.ranges(k, self.n_shares)]
+            if all(is_short(shard, *rows, *arguments) for rows in ranges):
+                return [statistic.compute(shard, *rows, *arguments) for rows in ranges]
         self.route_excluded()
         reads = [*(["tiles"] if statistic.reads_codes else []), "target", *self._state_names]
         results = self.each(lambda _, shard, *of: statistic.compute(shard, *of, *arguments), reads)
@@ -288,9 +288,9 @@ class TrainingRows:
 
     def assign_leaves(self, iteration: int) -> None:
         """Assign each row to its leaf in each tree of an iteration of `BuildSpec.given`."""
-        given = self._given_leaves
-        assert given is not None and self.shard is not None
-        self.shard.leaf[:] = given(self.shard.fields["values"], iteration)
+        leaves_of = self._given_leaves
+        assert leaves_of is not None and self.shard is not None
+        self.shard.leaf[:] = leaves_of(self.shard.fields["values"], iteration)
 
     def _add_to_means(self, values: np.ndarray) -> None:
         """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
@@ -329,7 +329,7 @@ class TrainingRows:
     def row_ids(self) -> np.ndarray:
         """Return the global ids of all rows that are trained on: int64[n_rows]."""
         if self.shard is not None:
-            return np.concatenate([self.shard.row_ids(*of) for of in self.shard.ranges()])
+            return np.concatenate([self.shard.row_ids(*rows) for rows in self.shard.ranges()])
         return self._ids.of(0, self.n_rows)
 
     def keep_only(self, numbers: Sequence[int]) -> TrainingRows | None:
@@ -343,7 +343,7 @@ class TrainingRows:
         n = int(np.count_nonzero(kept))
         if n == self.n_rows:
             return self
-        found, left = None, None
+        remaining, left = None, None
         if n and self.shard is not None and self.shard.segments is not None:
             left = self._apart(self.shard.segments.positions()[kept], row_ids[kept])
         elif n:
@@ -354,10 +354,10 @@ class TrainingRows:
             left = EncodedStore(store, self.spec, ids)
         if left is not None:
             team = self.team if self.in_files else self._new_team(n)
-            found = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, n_trees=self._n_trees)
-            found.applied, found._n_added = self.applied, self._n_added
+            remaining = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, n_trees=self._n_trees)
+            remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
-        return found
+        return remaining
 
     def _apart(self, rows: np.ndarray, row_ids: np.ndarray) -> EncodedStore:
         """Return some of the rows of a shard that shares codes (int64[n], with their global ids), without the others."""
@@ -400,13 +400,13 @@ def _divide(
     of_tree = tree_bytes(spec, n_leaves, n_threads)
     codes = store.files[0].stride / store.block_rows
     state = 4 * (1 + (not spec.constant_hessian)) + np.dtype(spec.leaf_type).itemsize
-    found = []
+    choices = []
     for n in range(1, trees_per_pass(spec, n_bytes, n_leaves, n_threads) + 1):
         n_staying = blocks_that_stay(store, spec, n_bytes - (n - 1) * of_tree, n_leaves, n_threads) if is_alone else 0
         streamed = max(store.n_blocks - n_staying * n_threads, 0)
         n_passes = -(-spec.n_trees // n)
-        found.append((streamed * (codes * n_passes / spec.n_trees + state), -n, n_staying))
-    _, n_trees, n_staying = min(found)
+        choices.append((streamed * (codes * n_passes / spec.n_trees + state), -n, n_staying))
+    _, n_trees, n_staying = min(choices)
     return -n_trees, n_staying
 
 

@@ -112,9 +112,11 @@ class WarmStart:
         """Return the stored parameters of an iteration, counted from 1, of an earlier fit; None if it belongs to this fit."""
         if self.model is None or iteration > self.n_earlier:
             return None
-        of = (source for source in self.model.sources if source["first_iteration"] <= iteration <= source["last_iteration"])
-        found: Mapping[str, Any] = next(of)["parameters"]
-        return found
+        sources = (
+            source for source in self.model.sources if source["first_iteration"] <= iteration <= source["last_iteration"]
+        )
+        parameters: Mapping[str, Any] = next(sources)["parameters"]
+        return parameters
 
     def last_iteration(self, max_iter: int) -> int:
         """Return the number of the last iteration, without early stopping."""
@@ -186,8 +188,8 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
 
 def chunk_matrices(table: Table, i: int, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield the values of all or some rows (positions, int64, ascending) of a chunk, slice by slice."""
-    for _, some, chunk in table.slices(i, rows):
-        yield from _matrices_of(chunk, some)
+    for _, rows_of_chunk, chunk in table.slices(i, rows):
+        yield from _matrices_of(chunk, rows_of_chunk)
 
 
 def _matrices_of(chunk: Chunk, rows: np.ndarray | None) -> Iterator[np.ndarray]:
@@ -199,8 +201,8 @@ def _matrices_of(chunk: Chunk, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     block = max(tuning().dense_block_bytes // (8 * len(chunk.columns)), 1)
     for first in range(0, n, block):
         last = min(first + block, n)
-        some = slice(first, last) if rows is None else rows[first:last]
-        yield matrix_of(Chunk(last - first, tuple(rows_of(column, some) for column in chunk.columns)))
+        piece = slice(first, last) if rows is None else rows[first:last]
+        yield matrix_of(Chunk(last - first, tuple(rows_of(column, piece) for column in chunk.columns)))
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
@@ -291,8 +293,8 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
         raise DataError(f"the model to continue has {len(old)} features, the data have {len(new)}")
     for before, now in zip(old, new, strict=True):
         if before != now:
-            what = "other levels than" if before.name == now.name else f"the position of {before.name!r} in"
-            raise DataError(f"the data do not continue the model: column {now.name!r} has {what} the model")
+            difference = "other levels than" if before.name == now.name else f"the position of {before.name!r} in"
+            raise DataError(f"the data do not continue the model: column {now.name!r} has {difference} the model")
     if model.classes != target.classes:
         raise DataError(f"the data do not continue the model: it knows the classes {model.classes}, they {target.classes}")
     check_loss(model, target.loss)
@@ -307,7 +309,7 @@ def check_loss(model: Ensemble, loss: BaseLoss) -> None:
 def _shown_loss(stored: dict[str, Any]) -> str:
     """Return name and options of a loss, given its record in a model."""
     if "losses" not in stored:
-        hidden = {"name", *(name for one in BUILT_IN if one.name == stored["name"] for name in one.learned)}
+        hidden = {"name", *(name for known in BUILT_IN if known.name == stored["name"] for name in known.learned)}
         options = ", ".join(f"{name}={value!r}" for name, value in stored.items() if name not in hidden)
         return f"loss {stored['name']!r}" + (f" ({options})" if options else "")
     parts = stored["losses"]

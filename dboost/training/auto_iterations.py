@@ -54,8 +54,8 @@ def with_auto_iterations(learning: Mapping[str, Any], *, has_rule: bool) -> dict
         )
     rate, rounds = learning.get("learning_rate"), learning.get("early_stopping_rounds")
     n_rates = len(rate) if isinstance(rate, Sequence) and not isinstance(rate, str) else MOST_ITERATIONS
-    found = {**learning, "max_iter": min(n_rates, MOST_ITERATIONS), "learning_rate": RATE if rate is None else rate}
-    return found if has_rule else found | {"early_stopping_rounds": ROUNDS if rounds is None else rounds}
+    settings = {**learning, "max_iter": min(n_rates, MOST_ITERATIONS), "learning_rate": RATE if rate is None else rate}
+    return settings if has_rule else settings | {"early_stopping_rounds": ROUNDS if rounds is None else rounds}
 
 
 def is_share(value: Any) -> bool:

@@ -51,12 +51,12 @@ def schedule_of(parameters: dict[str, Any]) -> LearningRates | None:
     ParameterError
         If a sequence is shorter than `max_iter`, or the first rate is no positive number.
     """
-    given: Any = parameters.get("learning_rate")
-    if hasattr(given, "tolist"):  # an array, a Series or an Index
-        given = given.tolist()
-    if isinstance(given, str) or not (callable(given) or isinstance(given, Sequence)):
+    rate: Any = parameters.get("learning_rate")
+    if hasattr(rate, "tolist"):  # an array, a Series or an Index
+        rate = rate.tolist()
+    if isinstance(rate, str) or not (callable(rate) or isinstance(rate, Sequence)):
         return None
-    schedule = LearningRates(given if callable(given) else tuple(given))
+    schedule = LearningRates(rate if callable(rate) else tuple(rate))
     n_iterations = parameters.get("max_iter", 100)
     if isinstance(schedule.given, tuple) and isinstance(n_iterations, int) and len(schedule.given) < max(n_iterations, 1):
         raise ParameterError(f"learning_rate has {len(schedule.given)} values for max_iter={n_iterations}")
@@ -125,9 +125,9 @@ class StoppingRule:
 
     def with_rounds(self, rounds: int) -> StoppingRule:
         """Return a copy of the rule with another number of iterations to wait."""
-        found = copy.copy(self)
-        found.rounds = rounds
-        return found
+        rule = copy.copy(self)
+        rule.rounds = rounds
+        return rule
 
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * (record if self._pooled is None else self._pooled(record))[self.column]

@@ -235,13 +235,15 @@ class Checkpoint:
     def _check_data(self, stored: dict[str, Any], current: dict[str, Any]) -> None:
         """Raise DataError for other data, ParameterError for another number of bites."""
         stored = in_names(stored, current) if "the target" in stored else stored
-        other = stored.get("n_bites", current.get("n_bites"))
-        if other != current.get("n_bites") and stored["rows"] == current["rows"]:
+        n_bites = stored.get("n_bites", current.get("n_bites"))
+        if n_bites != current.get("n_bites") and stored["rows"] == current["rows"]:
             raise ParameterError(
-                f"{self._refusal}: with the memory_limit of then there were {other} arcbites, now there are "
-                f"{current['n_bites']} (give the same memory_limit, or n_bites={other})"
+                f"{self._refusal}: with the memory_limit of then there were {n_bites} arcbites, now there are "
+                f"{current['n_bites']} (give the same memory_limit, or n_bites={n_bites})"
             )
-        differs = first_difference({**stored, "n_bites": other, "columns": None}, {"n_bites": None, **current, "columns": None})
+        differs = first_difference(
+            {**stored, "n_bites": n_bites, "columns": None}, {"n_bites": None, **current, "columns": None}
+        )
         column = first_difference(stored["columns"], current["columns"])
         if differs is not None and differs[0] == "rows":
             described = f"there were {differs[1]} rows then, there are {differs[2]} now"
@@ -373,7 +375,7 @@ class Checkpoint:
             if piece.n_iterations != part["last_iteration"] - part["first_iteration"] + 1:
                 raise ModelFileError(f"{name} has {piece.n_iterations} iterations, which is not what {STATE} says")
             pieces.append(piece)
-            if len({model_file.digest(replace(one, trees=())) for one in (pieces[0], piece)}) > 1:
+            if len({model_file.digest(replace(stored_piece, trees=())) for stored_piece in (pieces[0], piece)}) > 1:
                 raise ModelFileError(f"{name} is of another model than {self._state.parts[0]['name']} beside it")
         return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
 

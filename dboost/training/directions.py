@@ -69,7 +69,7 @@ class Directions:
             return self._of_length([scale * self._number(iteration, k) for k, scale in enumerate(self._scales)])
         for attempt in range(64):
             hashes = (derive_seed(self._seed, DIRECTIONS, iteration, attempt, k) for k in range(self._n_outputs))
-            signs = [1.0 if one >> 63 else -1.0 for one in hashes]
+            signs = [1.0 if hashed >> 63 else -1.0 for hashed in hashes]
             if not self.of_classes or len(set(signs)) == 2:  # equal signs are no direction of classes
                 break
         return self._of_length([scale * sign for scale, sign in zip(self._scales, signs, strict=True)])
@@ -77,7 +77,7 @@ class Directions:
     def _number(self, iteration: int, k: int) -> float:
         """Return a sum of hashed numbers between -0.5 and 0.5, which is about normal and the same on every machine."""
         hashes = (derive_seed(self._seed, DIRECTIONS, iteration, part, k) for part in range(_PARTS))
-        return sum((one >> 11) * 2.0**-53 - 0.5 for one in hashes)
+        return sum((hashed >> 11) * 2.0**-53 - 0.5 for hashed in hashes)
 
     def refined(self, products: np.ndarray) -> np.ndarray | None:
         """Return the direction that follows from Σ_i w_i g_i (g_i · c) (float64[n_outputs]) for the drawn direction c; None if
@@ -92,7 +92,7 @@ class Directions:
         n = len(direction)
         if self.of_classes:
             mean = math.fsum(direction) / n
-            direction = [one - mean for one in direction]
-        length = math.sqrt(math.fsum(one * one for one in direction))
+            direction = [component - mean for component in direction]
+        length = math.sqrt(math.fsum(component * component for component in direction))
         factor = (math.sqrt(n) if self.of_classes else 1.0) / length
-        return np.array([one * factor for one in direction], np.float32)
+        return np.array([component * factor for component in direction], np.float32)

@@ -107,41 +107,41 @@ def split_rows(
             raise ParameterError("groups do not go together with time: leave one of them out")
         if repeats > 1:
             raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
-        found = _ordered(int(folds), ranks_in_time(_per_row(plain_times(_computed(time)), is_kept, "time"), "time"))
+        divided = _ordered(int(folds), ranks_in_time(_per_row(plain_times(_computed(time)), is_kept, "time"), "time"))
     elif is_number:
-        found = []
+        divided = []
         for repeat in range(repeats):
             own_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
             if of_groups is not None:
                 numbers = _grouped(int(folds), of_groups, own_seed, is_first=repeat == 0)
             else:
                 numbers = _numbered(int(folds), n_rows, targets, is_classification, own_seed)
-            found += [_of_test(numbers == fold) for fold in range(int(folds))]
+            divided += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split") and not isinstance(folds, type):
         y = _plain(targets())
-        found = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
+        divided = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
     elif _is_column(folds):
         if groups is not None:
             raise ParameterError("groups do not go together with the fold of each row: leave one of them out")
         values = _per_row(folds, is_kept, "folds")
-        found = [_of_test(values == value) for value in np.unique(values)]
-        if len(found) < 2:
+        divided = [_of_test(values == value) for value in np.unique(values)]
+        if len(divided) < 2:
             raise ParameterError("folds: all rows are in the same fold; at least two are needed")
     elif isinstance(folds, Iterable) and not isinstance(folds, str):
         if groups is not None:
             raise ParameterError("groups do not go together with pairs (train, test): leave one of them out")
-        found = [_of_pair(pair, is_kept) for pair in folds]
+        divided = [_of_pair(pair, is_kept) for pair in folds]
     else:
         raise InputTypeError(
             f"folds={folds!r:.60} must be a number, pairs (train, test), the fold of each row, or a splitter of scikit-learn"
         )
-    if not found:
+    if not divided:
         raise ParameterError("folds: there is no fold")
-    for number, fold in enumerate(found):
-        for use, what in ((TRAIN, "train on"), (TEST, "hold out")):
+    for number, fold in enumerate(divided):
+        for use, purpose in ((TRAIN, "train on"), (TEST, "hold out")):
             if not (fold.uses == use).any():
-                raise ParameterError(f"folds: fold {number} has no row to {what}")
-    return in_groups(found)
+                raise ParameterError(f"folds: fold {number} has no row to {purpose}")
+    return in_groups(divided)
 
 
 def _numbered(
@@ -161,9 +161,9 @@ def _numbered(
         if counts.max() < n_folds:
             raise ParameterError(f"folds={n_folds} is more than the rows of any class: the largest has {counts.max()}")
         order = order[np.argsort(codes[order], kind="stable")]
-    found = np.empty(n_rows, np.int64)
-    found[order] = np.arange(n_rows) % n_folds
-    return found
+    numbers = np.empty(n_rows, np.int64)
+    numbers[order] = np.arange(n_rows) % n_folds
+    return numbers
 
 
 def warn_of_classes(folds: Sequence[FoldRows], targets: Column) -> None:
@@ -249,12 +249,12 @@ def _grouped(n_folds: int, groups: np.ndarray, seed: int, *, is_first: bool) -> 
     if len(sizes) < n_folds:
         raise ParameterError(f"folds={n_folds} is more than the {len(sizes)} groups")
     n_rows = np.zeros(n_folds, np.int64)
-    found = np.empty(len(sizes), np.int64)
+    fold_of_group = np.empty(len(sizes), np.int64)
     order = -sizes if is_first else np.floor(np.log2(sizes.max() / sizes))
     for group in np.lexsort((hash_rows(seed, np.arange(len(sizes))), order)).tolist():
-        found[group] = fold = int(np.argmin(n_rows))
+        fold_of_group[group] = fold = int(np.argmin(n_rows))
         n_rows[fold] += sizes[group]
-    return found[of_row]
+    return fold_of_group[of_row]
 
 
 def _check_number(n_folds: int, n_rows: int) -> None:
@@ -273,18 +273,18 @@ def _is_column(folds: Any) -> bool:
 
 def _per_row(values: Any, is_kept: np.ndarray, name: str) -> np.ndarray:
     """Return the values of the kept rows as an array, without missing values; `values` has one for each row of the table."""
-    found = np.asarray(_computed(values))
-    if found.shape != is_kept.shape:
+    column = np.asarray(_computed(values))
+    if column.shape != is_kept.shape:
         raise ParameterError(
-            f"{name} has shape {found.shape}, but the data have {len(is_kept)} {_rows(is_kept)}: give one value for each"
+            f"{name} has shape {column.shape}, but the data have {len(is_kept)} {_rows(is_kept)}: give one value for each"
         )
-    is_missing = pd.isna(found) & is_kept
+    is_missing = pd.isna(column) & is_kept
     if is_missing.any():
         raise DataError(
             f"{name} has missing values in {np.count_nonzero(is_missing)} of {len(is_kept)} {_rows(is_kept)}, first in row "
             f"{np.argmax(is_missing)}: fill them, or remove the rows"
         )
-    return found[is_kept]
+    return column[is_kept]
 
 
 def _computed(values: Any) -> Any:
@@ -589,9 +589,9 @@ def fit_folds(
         finally:
             scores.close()
     errors = [error for error in (future.exception() for future in futures) if error is not None]
-    own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    own_errors = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if errors:
-        first = (own or errors)[0]
+        first = (own_errors or errors)[0]
         raise (_too_many(at_once) if _NO_THREAD in str(first) else first) from first.__cause__
     results = [future.result() for future in futures]
     scores.warn_at_end(results)
@@ -621,6 +621,6 @@ class MetricName:
 def metric_names(eval_metric: Any, target: Target) -> list[MetricName]:
     """Return the metrics of the held-out rows. The last one selects the best iteration, so its direction must be known."""
     *others, last = find_metrics(eval_metric, target.loss)
-    return [MetricName(f"validation_{one.name}", one.name) for one in others] + [
+    return [MetricName(f"validation_{metric.name}", metric.name) for metric in others] + [
         MetricName(f"validation_{last.name}", last.name, last.larger_is_better)
     ]

@@ -98,10 +98,10 @@ def refit_leaves(
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
             sessions.build(spec, {}, TreesSoFar(spec.shard.n_trees, spec.shard.layout.is_categorical))
-        found = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
+        model_refit = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
     finally:
         sessions.close()
-    return with_summary(found, description.reference, n_threads)
+    return with_summary(model_refit, description.reference, n_threads)
 
 
 def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, *, weighted: bool) -> BuildSpec:

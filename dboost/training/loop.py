@@ -129,8 +129,8 @@ class BoostingLoop:
 
     def finished(self, first: int, last: int) -> tuple[Tree, ...]:
         """Return the finished trees of iterations first + 1, …, last, all of them of this fit, in units of the targets."""
-        some = self.trees.of_iterations(first - self.n_before, last - self.n_before)
-        trees = finished_trees(some, self.binning, self.parameters, self.loss)
+        trees_of_fit = self.trees.of_iterations(first - self.n_before, last - self.n_before)
+        trees = finished_trees(trees_of_fit, self.binning, self.parameters, self.loss)
         if self.unit == 1.0:
             return tuple(trees)
         # Of targets beyond 1e±135 gains are beyond floats: then they have the right ratios only.
@@ -364,7 +364,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
 def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart) -> tuple[dict[str, Any], ...]:
     """Return the sources of a continued model; the last one is extended if data and parameters are unchanged."""
     if not model.sources or warm_start.is_new_source:
-        return (*(one for one in model.sources if one["first_iteration"] <= warm_start.n_earlier), source)
+        return (*(earlier for earlier in model.sources if earlier["first_iteration"] <= warm_start.n_earlier), source)
     last = model.sources[-1]
     if warm_start.resumes or _without_length(last) == _without_length(source):
         rates = rates_of(last)[: source["first_iteration"] - last["first_iteration"]] + rates_of(source)

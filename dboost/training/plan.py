@@ -125,7 +125,7 @@ class ValidationPlan:
         if self.watched is not None:
             remaining = counts
             if self.held_out is not None:
-                remaining = [n - own for n, own in zip(counts, self.held_out.sizes, strict=True)]
+                remaining = [n - n_held_out for n, n_held_out in zip(counts, self.held_out.sizes, strict=True)]
             watched = find_bounds(self.watched, remaining, ask, held_out)
         return RowAssignment(self.class_weight, held_out, watched, self.fold)
 
@@ -248,12 +248,12 @@ def precision_of(parameters: Parameters, constant_hessian: bool, max_weight: int
     max_weight : with integer weights the largest one (default 1).
     """
     if parameters.min_samples_leaf <= 1:
-        found = Precision(PAIR, 2, -1)
+        precision = Precision(PAIR, 2, -1)
     elif not constant_hessian:
-        found = Precision(TRIPLE, 3, 2)
+        precision = Precision(TRIPLE, 3, 2)
     else:
-        found = Precision(PAIR, 2, 1) if max_weight == 1 else Precision(WEIGHED, 3, 2)
-    return replace(found, packing=found.packing._replace(rows=found.packing.rows // max_weight))
+        precision = Precision(PAIR, 2, 1) if max_weight == 1 else Precision(WEIGHED, 3, 2)
+    return replace(precision, packing=precision.packing._replace(rows=precision.packing.rows // max_weight))
 
 
 def max_weight_of(start: TargetStats, parameters: Parameters, constant_hessian: bool) -> int | None:
@@ -292,8 +292,8 @@ def with_bite_count(arcbites: ArcBites, spec: ShardSpec, budget: Budget | None, 
     elif budget is not None:
         _check_fits(budget, spec, most_rows, n_bites)
     if n_bites * arcbites.parts > n_rows:
-        of = "" if arcbites.parts == 1 else f" of {arcbites.parts} parts each"
-        raise ParameterError(f"arcbites: n_bites={n_bites}{of} is more than the {n_rows} rows that there are to train on")
+        parts = "" if arcbites.parts == 1 else f" of {arcbites.parts} parts each"
+        raise ParameterError(f"arcbites: n_bites={n_bites}{parts} is more than the {n_rows} rows that there are to train on")
     return replace(arcbites, n_bites=n_bites)
 
 
@@ -342,28 +342,28 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Bas
         For unknown names, a wrong number of values, values other than -1, 0, 1, categorical features, and more than two
         classes.
     """
-    given = parameters.monotonic_cst
-    if given is None:
+    constraints = parameters.monotonic_cst
+    if constraints is None:
         return None
     names = [feature.name for feature in features]
-    if isinstance(given, dict):
-        unknown = sorted(str(name) for name in given if name not in names)
+    if isinstance(constraints, dict):
+        unknown = sorted(str(name) for name in constraints if name not in names)
         if unknown:
             shown = unknown[:5] + ["..."] * (len(unknown) > 5)
             near = Names.of(names).hint(unknown[0]).removeprefix("; ")
             raise ParameterError(
                 f"monotonic_cst contains {len(unknown)} unexpected feature names: {shown}. {near[:1].upper()}{near[1:]}"
             )
-        values = [given.get(name, 0) for name in names]
+        values = [constraints.get(name, 0) for name in names]
     else:
-        values = list(given)
+        values = list(constraints)
         if len(values) != len(names):
             raise ParameterError(
                 f"monotonic_cst has shape ({len(values)},) but the input data have {len(names)} features: give one value each"
             )
     for name, value, feature in zip(names, values, features, strict=True):
         if value not in (-1, 0, 1):
-            if isinstance(given, dict):
+            if isinstance(constraints, dict):
                 raise ParameterError(f"monotonic_cst[{name!r}] must be either -1, 0 or 1. Got {value!r}.")
             raise ParameterError(f"monotonic_cst must be an array-like of -1, 0 or 1. Observed values: {values}.")
         if value and feature.is_categorical:
@@ -385,16 +385,16 @@ def groups_of(parameters: Parameters, features: Sequence[Feature]) -> list[list[
     ParameterError
         For unknown names and numbers.
     """
-    given = parameters.interaction_cst
-    if given is None:
+    constraints = parameters.interaction_cst
+    if constraints is None:
         return None
     everything = range(len(features))
-    if given == "no_interactions":
+    if constraints == "no_interactions":
         return [[feature] for feature in everything]
-    if given == "pairwise":
+    if constraints == "pairwise":
         return [list(pair) for pair in combinations(everything, 2)] or [[0]]
     names = {feature.name: number for number, feature in enumerate(features)}
-    groups = [[_number(item, names) for item in group] for group in given]
+    groups = [[_number(item, names) for item in group] for group in constraints]
     rest = sorted(set(everything) - {feature for group in groups for feature in group})
     return groups + ([rest] if rest else [])
 
@@ -524,7 +524,7 @@ class FitRequest:
         _check_early_stopping(self)
         checked_source_name(self.source_name)
         if self.eval_sets or self.eval_metric is not None:
-            sets = [*([] if self.validation_fraction is None else [HELD_OUT]), *(one.name for one in self.eval_sets)]
+            sets = [*([] if self.validation_fraction is None else [HELD_OUT]), *(eval_set.name for eval_set in self.eval_sets)]
             check_columns(sets, names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
             raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
@@ -703,7 +703,7 @@ def make_plan(
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
         averages=parameters.is_forest,
-        compacts_target=all(_is_compiled(one) for one in loss.parts or (loss,)),
+        compacts_target=all(_is_compiled(part) for part in loss.parts or (loss,)),
         grouped=rows.grouped and draws_rows(parameters),
     )
     if parameters.arcbites is not None:
@@ -741,10 +741,10 @@ def check_width(model: Ensemble, parameters: Parameters, loss: BaseLoss) -> None
     """Raise a ParameterError if the trees of a model that is continued have another number of values per leaf."""
     if model.width != width_of(parameters, loss):
         strategies = "one_output_per_tree", "multi_output_tree"
-        of_model, given = strategies if model.width == 1 else strategies[::-1]
+        of_model, strategy = strategies if model.width == 1 else strategies[::-1]
         raise ParameterError(
-            f"multi_strategy={given!r}: the model to continue was trained with {of_model!r}, which all its trees have: leave "
-            "multi_strategy out"
+            f"multi_strategy={strategy!r}: the model to continue was trained with {of_model!r}, which all its trees have: "
+            "leave multi_strategy out"
         )
 
 
@@ -765,7 +765,7 @@ def requested(
         "start_from": None if warm_start.model is None else model_file.digest(warm_start.model),
         "continue_bins": "kept" if warm_start.keeps_bins else "new",
         "continue_steps": "damped" if warm_start.damps else "full",
-        "eval_set": [one.name for one in request.eval_sets],
+        "eval_set": [eval_set.name for eval_set in request.eval_sets],
         "eval_metric": [metric.name for metric in metrics],
         "early_stopping": None if stopping is None else stopping.rule,
     }
@@ -791,7 +791,7 @@ def stopping_rule(
             return None
         asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
         names = [OUT_OF_BAG] if has_out_of_bag(parameters) else []
-        names += [one.name for one in request.eval_sets]
+        names += [eval_set.name for eval_set in request.eval_sets]
         if request.validation_fraction is not None or not names:
             names.append(HELD_OUT)
         eval_set = names[-1] if asked.eval_set is None else asked.eval_set
@@ -919,8 +919,8 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """
     if callbacks is None:
         return ()
-    found = (callbacks,) if callable(callbacks) or not np.iterable(callbacks) else tuple(callbacks)
-    for callback in found:
+    checked = (callbacks,) if callable(callbacks) or not np.iterable(callbacks) else tuple(callbacks)
+    for callback in checked:
         if not callable(callback):
             raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}")
-    return found
+    return checked

@@ -66,17 +66,17 @@ class Scores:
         size = LossMagnitude.of(self._plan.stats.magnitudes, self._plan.stats.max_weight, plan.n_rows)
         specs = [metric.on_workers for metric in by_name.values()]
         results = self._sessions.statistics(metric_chunks, specs, plan.target.loss, size, self._plan.stats.unit)
-        found = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
+        columns = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
         if any(n for n, _ in results):
             for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
-                found |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
-        of_loss = {"train_loss": found[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
-        return found | of_loss if has_out_of_bag(self._plan.learning) else of_loss
+                columns |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
+        of_loss = {"train_loss": columns[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
+        return columns | of_loss if has_out_of_bag(self._plan.learning) else of_loss
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
         largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
-        if not all(np.isfinite(of).all() for of in largest):
+        if not all(np.isfinite(values).all() for values in largest):
             if iteration == self._plan.warm_start.n_earlier:
                 raise DBoostError(f"the {self._plan.stats.too_large} are so large that gradients are infinite; scale them down")
             raise diverged(iteration)
@@ -95,17 +95,17 @@ class Scores:
         if self._has_warned or stopping is None or math.isfinite(record[stopping.column]):
             return
         self._has_warned = True
-        what = stopping.column
-        if what in self.named:
-            of, metric = self.named[what]
-            what = f"metric {metric!r} of evaluation set {of!r}"
-        what = f"{what} is {record[stopping.column]} in iteration {iteration}"
+        column = stopping.column
+        if column in self.named:
+            set_name, metric = self.named[column]
+            column = f"metric {metric!r} of evaluation set {set_name!r}"
+        column = f"{column} is {record[stopping.column]} in iteration {iteration}"
         if arcbites is not None and arcbites.is_watched and not stopping.has_begun:
-            raise DataError(f"{what}, so it does not tell arcbites when to leave a bite: {_OTHER_METRIC}")
+            raise DataError(f"{column}, so it does not tell arcbites when to leave a bite: {_OTHER_METRIC}")
         if stopping.has_begun:
-            warn(f"{what}, which early stopping counts as no improvement: {_OTHER_METRIC}")
+            warn(f"{column}, which early stopping counts as no improvement: {_OTHER_METRIC}")
         else:
-            warn(f"{what}, and early stopping does not begin as long as it is undefined: {_OTHER_METRIC}")
+            warn(f"{column}, and early stopping does not begin as long as it is undefined: {_OTHER_METRIC}")
 
 
 def _score_of(target: Target) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def why_no_split(loop: BoostingLoop) -> str | None:
 
     loop : has grown trees, none of which has a split.
     """
-    parameters, given = loop.parameters, loop.plan.learning
+    parameters, learning = loop.parameters, loop.plan.learning
     if not loop.has_gradients(above=0.0):
         start = loop.warm_start
         continues = start.n_earlier > 0 or (start.model is not None and not start.resumes)
@@ -50,9 +50,9 @@ def why_no_split(loop: BoostingLoop) -> str | None:
     tasks = loop.next_tasks()
     trees = _searched(loop, tasks)
     n_rows, hessians = trees[0].n_rows, float(trees[0].leaf_sums[:, 1].sum())
-    what = f"no tree has a split, so the trees add the same number to all predictions: {{}} {n_rows} training rows"
+    sentence = f"no tree has a split, so the trees add the same number to all predictions: {{}} {n_rows} training rows"
     if not loop.has_gradients(above=LEAST_MAXIMUM):
-        small = what.format("no gradient is above 1e-30, and smaller ones count as zero, in the")
+        small = sentence.format("no gradient is above 1e-30, and smaller ones count as zero, in the")
         return f"{small}; multiply the weights or the targets by the same number"
     if tasks[0].policy.max_leaves == 1:
         named = ["min_samples_leaf"]
@@ -64,21 +64,25 @@ def why_no_split(loop: BoostingLoop) -> str | None:
         if parameters.monotonic_cst is not None:
             active.append("monotonic_cst")
         if not _have_splits(loop, tasks, active):
-            return what.format("no feature has different values that go with different targets in the")
+            return sentence.format("no feature has different values that go with different targets in the")
         named = active
         for name in active:
             others = [other for other in named if other != name]
             if others and _have_splits(loop, tasks, others):
                 named = others
     shown = " and ".join(
-        name if name == "monotonic_cst" else f"{name}={getattr(given, name)}".removesuffix(".0") for name in named
+        name if name == "monotonic_cst" else f"{name}={getattr(learning, name)}".removesuffix(".0") for name in named
     )
-    one = len(named) == 1
-    what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
+    is_single = len(named) == 1
+    sentence = sentence.format(f"{shown} {'allows' if is_single else 'allow'} none in the")
     if "min_hessian" in named:
-        what += f", whose Hessians add up to {number(hessians / loop.target_stats.mean_weight, 3)}"
-    remedy = "relax the constraints" if named == ["monotonic_cst"] else f"give {'a smaller value' if one else 'smaller values'}"
-    return f"{what}; {remedy}, or more rows"
+        sentence += f", whose Hessians add up to {number(hessians / loop.target_stats.mean_weight, 3)}"
+    remedy = (
+        "relax the constraints"
+        if named == ["monotonic_cst"]
+        else f"give {'a smaller value' if is_single else 'smaller values'}"
+    )
+    return f"{sentence}; {remedy}, or more rows"
 
 
 def _have_splits(loop: BoostingLoop, tasks: list[TreeTask], names: Collection[str]) -> bool:
@@ -89,7 +93,9 @@ def _have_splits(loop: BoostingLoop, tasks: list[TreeTask], names: Collection[st
     relaxed = [replace(task, limits=task.limits._replace(**fields)) for task in tasks]
     if "monotonic_cst" in names:
         relaxed = [
-            replace(task, direction=None if of is None else np.zeros_like(of)) for task in relaxed for of in [task.direction]
+            replace(task, direction=None if direction is None else np.zeros_like(direction))
+            for task in relaxed
+            for direction in [task.direction]
         ]
     return any(grown.n_nodes > 1 for grown in _searched(loop, relaxed))
 

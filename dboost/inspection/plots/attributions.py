@@ -76,17 +76,17 @@ def _categories(ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, featur
     place : number of the line, and the width of a name.
     """
     assert feature.categories is not None
-    found, counts = np.unique(codes[~np.isnan(codes)].astype(np.int64), return_counts=True)
-    frequent = found[np.argsort(-counts, kind="stable")][: len(canvas.CYCLE)]
+    levels, counts = np.unique(codes[~np.isnan(codes)].astype(np.int64), return_counts=True)
+    frequent = levels[np.argsort(-counts, kind="stable")][: len(canvas.CYCLE)]
     dots = {"markersize": 2.2, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
     rest = ~np.isnan(codes) & ~np.isin(codes, frequent)
     ax.plot(x[rest], y[rest], "o", color=GREY, **dots)
     named: list[float] = []
     for i, code in enumerate(frequent):
-        here = codes == code
-        ax.plot(x[here], y[here], "o", color=canvas.CYCLE[i], **dots)
-        middle = float(x[here].mean())
-        if all(abs(middle - other) > place[1] for other in named):
+        is_level = codes == code
+        ax.plot(x[is_level], y[is_level], "o", color=canvas.CYCLE[i], **dots)
+        middle = float(x[is_level].mean())
+        if all(abs(middle - label) > place[1] for label in named):
             named.append(middle)
             style = {"color": canvas.CYCLE[i], "ha": "center", "va": "bottom", "fontsize": 6.5}
             canvas.note(ax, canvas.short(feature.categories[code], 9), (middle, place[0] + 0.3), (0, 0), **style)
@@ -110,10 +110,10 @@ def _spread(x: np.ndarray) -> np.ndarray:
     column = np.minimum(((x - x.min()) / np.ptp(x) * 60).astype(np.int64), 59)
     heights, most = np.zeros(len(x)), np.bincount(column).max()
     for c in np.unique(column):
-        here = np.flatnonzero(column == c)
-        reach = 0.38 * len(here) / most
-        step = np.arange(len(here))
-        heights[here] = np.where(step % 2 == 0, 1, -1) * reach * (step + 1) / len(here)
+        rows = np.flatnonzero(column == c)
+        reach = 0.38 * len(rows) / most
+        step = np.arange(len(rows))
+        heights[rows] = np.where(step % 2 == 0, 1, -1) * reach * (step + 1) / len(rows)
     return heights
 
 
@@ -184,9 +184,16 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
             codes = codes[np.argsort([values[x == code].mean() for code in codes], kind="stable")]
             ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(codes)))
             for line, code in enumerate(codes):
-                here = values[x == code]
+                level_values = values[x == code]
                 ax.plot(
-                    here, line + _spread(here), "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
+                    level_values,
+                    line + _spread(level_values),
+                    "o",
+                    color=BLUE,
+                    markersize=2.4,
+                    markeredgewidth=0,
+                    alpha=0.45,
+                    rasterized=True,
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.categories[code]) for code in codes])

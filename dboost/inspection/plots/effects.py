@@ -213,7 +213,7 @@ def _missing(level: Any) -> bool:
 
 
 def _position(of_level: pd.Series, level: Any) -> int:
-    return next(i for i, found in enumerate(of_level.index) if (_missing(found) and level is None) or found == level)
+    return next(i for i, value in enumerate(of_level.index) if (_missing(value) and level is None) or value == level)
 
 
 def _bars_height(table: pd.DataFrame, name: str) -> float:
@@ -259,24 +259,24 @@ def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
         _surface(ax, part, names, label)
         ax.set_title(f"{_axis(table)} {canvas.short(of_class)}")
     if _n_outputs(table) > len(groups):
-        what = {"class": "classes"}.get(str(_axis(table)), f"{_axis(table)}s")
-        grid[0].figure.suptitle(f"the first {len(groups)} of {_n_outputs(table)} {what}", fontsize=8.5, color=GREY)
+        noun = {"class": "classes"}.get(str(_axis(table)), f"{_axis(table)}s")
+        grid[0].figure.suptitle(f"the first {len(groups)} of {_n_outputs(table)} {noun}", fontsize=8.5, color=GREY)
     return grid
 
 
 def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: str) -> Any:
     """Draw a categorical feature × another: one panel per level, with shared axes."""
-    split, other = (names[0], names[1]) if not numeric[0] else (names[1], names[0])
+    split, second = (names[0], names[1]) if not numeric[0] else (names[1], names[0])
     levels = [None if _missing(level) else level for level in table[split].unique()]
     shown = levels[:MAX_PANELS]
-    is_numeric = _is_numeric(table[other])
-    grid = _grid(len(shown), 2.1 if is_numeric else _bars_height(table, other), sharex=True, sharey=True)
+    is_numeric = _is_numeric(table[second])
+    grid = _grid(len(shown), 2.1 if is_numeric else _bars_height(table, second), sharex=True, sharey=True)
     n_columns = grid[0].get_subplotspec().get_gridspec().ncols
     for i, (ax, level) in enumerate(zip(grid, shown, strict=True)):
         part = table[table[split].isna()] if level is None else table[table[split] == level]
         part.attrs = table.attrs
         # Only the last column has a legend: elsewhere it would push the columns apart.
-        (_curve if is_numeric else _bars)(ax, part, other, label, legend=i == min(n_columns, len(shown)) - 1)
+        (_curve if is_numeric else _bars)(ax, part, second, label, legend=i == min(n_columns, len(shown)) - 1)
         ax.set_title(f"{canvas.short(_user_name(split), 12)}: {canvas.short(level, 12)}", fontsize=9)
         # The lowest panel of a column shows the axis's numbers, even if it is not in the last row.
         if i + n_columns < len(shown):
@@ -296,5 +296,5 @@ def _grid(n: int, height: float, **how: Any) -> np.ndarray:
     grid = canvas.new_axes(n_rows, n_columns, width=max(canvas.WIDTH, 2.6 * n_columns), height=height * n_rows + 0.3, **how)
     for ax in grid.ravel()[n:]:
         ax.remove()
-    found: np.ndarray = grid.ravel()[:n]
-    return found
+    axes: np.ndarray = grid.ravel()[:n]
+    return axes

@@ -50,7 +50,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
         grid = canvas.new_axes(len(panels), height=0.5 + 2.5 * len(panels), sharex=True)[:, 0] if ax is None else np.array([ax])
         for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
             for rows, column in lines:
-                i = 0 if rows == "training" else 1 + sum(other != "training" for other, c in lines if c < column)
+                i = 0 if rows == "training" else 1 + sum(rows_of_line != "training" for rows_of_line, c in lines if c < column)
                 axes.plot(
                     history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i)
                 )
@@ -120,7 +120,7 @@ def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
 
 def _draw_shares(ax: Any, hits: np.ndarray, by: np.ndarray, groups: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
     """Draw the share of hits in each group over the group's mean of `by`; return the lower ends of the intervals."""
-    share, at = (np.array([np.average(of[group], weights=weight[group]) for group in groups]) for of in (hits, by))
+    share, at = (np.array([np.average(values[group], weights=weight[group]) for group in groups]) for values in (hits, by))
     low, high = _wilson(share, np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups]))
     ax.vlines(at, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
     ax.plot(at, share, "o-", color=BLUE, markersize=4.5)
@@ -169,10 +169,10 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
     is_class, probability, label = rows.of_class(output)
     weight = np.ones(len(is_class)) if rows.weight is None else rows.weight
     order = np.argsort(-probability, kind="stable")
-    found = np.concatenate([[0.0], np.cumsum((is_class * weight)[order])])
+    cumulative = np.concatenate([[0.0], np.cumsum((is_class * weight)[order])])
     examined = np.concatenate([[0.0], np.cumsum(weight[order])])
-    rate = float(found[-1] / examined[-1]) if examined[-1] else 1.0
-    examined, recall = examined / (examined[-1] or 1.0), found / (found[-1] or 1.0)
+    rate = float(cumulative[-1] / examined[-1]) if examined[-1] else 1.0
+    examined, recall = examined / (examined[-1] or 1.0), cumulative / (cumulative[-1] or 1.0)
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))

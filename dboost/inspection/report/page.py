@@ -86,33 +86,33 @@ def features_table(ensemble: Ensemble, summary: Summary) -> pd.DataFrame:
 
 def caveats(ensemble: Ensemble, summary: Summary | None, *, is_evaluated: bool) -> list[str]:
     """Return what a user of the model should know, one sentence each."""
-    found = []
+    notes = []
     if not is_evaluated and not any(name != "train_loss" for name in ensemble.metrics):
-        found.append("All metrics are those of the training rows: the error on other rows is not known.")
+        notes.append("All metrics are those of the training rows: the error on other rows is not known.")
     if ensemble.best_iteration is not None and not is_evaluated:
-        found.append("Early stopping selected the number of iterations by an evaluation set, whose metrics are optimistic.")
+        notes.append("Early stopping selected the number of iterations by an evaluation set, whose metrics are optimistic.")
     if len(ensemble.sources) > 1:
-        found.append(
+        notes.append(
             f"The model was trained on {len(ensemble.sources)} data sets, one after another; the summary is of the last."
         )
     gain = importance(ensemble, "gain")
     if len(gain) > 1 and gain.sum() > 0 and 100 * gain.iloc[0] / gain.sum() > DOMINANT:
         share = 100 * gain.iloc[0] / gain.sum()
-        found.append(f"The feature {gain.index[0]} has {share:.0f} % of the gain: check that it is known before the target is.")
+        notes.append(f"The feature {gain.index[0]} has {share:.0f} % of the gain: check that it is known before the target is.")
     if summary is None:
-        return [*found, "The model contains no summary of its training data."]
+        return [*notes, "The model contains no summary of its training data."]
     for feature, known in zip(ensemble.features, summary.features, strict=True):
         if known.missing > MUCH_MISSING * _n_rows(known):
-            found.append(f"The feature {feature.name} is missing in {100 * known.missing / _n_rows(known):.0f} % of the rows.")
+            notes.append(f"The feature {feature.name} is missing in {100 * known.missing / _n_rows(known):.0f} % of the rows.")
     if ensemble.classes is not None and summary.target.codes is not None:
         shares = dict.fromkeys(range(len(ensemble.classes)), 0.0)
         for code, count in zip(summary.target.codes.tolist(), summary.target.counts.tolist(), strict=False):
             shares[code] = count / max(_n_rows(summary.target), 1)
         rare = [f"{ensemble.classes[code]} ({100 * share:.1f} %)" for code, share in shares.items() if share < RARE]
         if rare:
-            found.append(f"Few rows belong to the class {' and to the class '.join(rare)}: prefer metrics that consider it.")
+            notes.append(f"Few rows belong to the class {' and to the class '.join(rare)}: prefer metrics that consider it.")
     return [
-        *found,
+        *notes,
         "The model file contains the summary below: quantiles, extremes and frequent categories of the training rows.",
     ]
 
@@ -199,9 +199,9 @@ def write(
 ) -> None:
     """Write the report; `Booster.report` documents it."""
     needs = (("a target needs", target), ("weights need", roles.sample_weight), ("offsets need", roles.offset))
-    for what, value in needs:
+    for subject, value in needs:
         if value is not None and data is None:
-            raise ParameterError(f"{what} rows: pass data=… too")
+            raise ParameterError(f"{subject} rows: pass data=… too")
     statements = None if card is None else checked_card(card)
     data = rows_with_roles(data, booster.ensemble, roles, target)
     write_whole(path, page(ReportContext(booster, data, target, roles, statements)).encode())
@@ -318,8 +318,8 @@ def _summary(context: ReportContext) -> list[tuple[str, Any]]:
 def _model_card(context: ReportContext) -> dict[str, Any] | None:
     if context.card is None:
         return None
-    found = content(context.ensemble, context.card, is_evaluated=context.target is not None)
-    return found | {"features": None if found["features"] is None else _table(found["features"])}
+    card = content(context.ensemble, context.card, is_evaluated=context.target is not None)
+    return card | {"features": None if card["features"] is None else _table(card["features"])}
 
 
 def _training(context: ReportContext) -> dict[str, Any]:
@@ -327,8 +327,8 @@ def _training(context: ReportContext) -> dict[str, Any]:
     facts: list[tuple[str, Any]] = []
     for column in history.columns:
         if column.startswith("seconds") and column not in context.ensemble.metrics:
-            what = column.removeprefix("seconds").replace("_", " ").strip()
-            facts.append((f"seconds, {what}" if what else "seconds in iterations", float(history[column].sum())))
+            part = column.removeprefix("seconds").replace("_", " ").strip()
+            facts.append((f"seconds, {part}" if part else "seconds in iterations", float(history[column].sum())))
     if "bytes_read" in history and history["bytes_read"].sum() > 0:
         facts.append(("read from disk", format_bytes(int(history["bytes_read"].sum()))))
     if "rows_kept" in history and len(history):
@@ -366,9 +366,9 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         figures.append(embed(performance.draw_residuals(rows, context.target, None)))
     elif classes is not None:
         figures.append(embed(performance.draw_confusion(rows, None)))
-        for one in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
-            figures.append(embed(performance.draw_calibration(rows, one, 10, None)))
-            figures.append(embed(performance.draw_lift(rows, one, None)))
+        for label in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
+            figures.append(embed(performance.draw_calibration(rows, label, 10, None)))
+            figures.append(embed(performance.draw_lift(rows, label, None)))
     metrics = pd.DataFrame(
         [{"metric": display.metric_name(name).replace("_", " "), "value": value} for name, value in rows.metrics().items()]
     )
@@ -383,9 +383,9 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
 def _drift(context: ReportContext) -> dict[str, Any] | None:
     if context.data is None or summary_of(context.ensemble) is None:
         return None
-    found = context.booster.drift(context.data)
-    frame = found.head(N_DRIFT).drop(columns="what").rename(columns=lambda name: name.replace("_", " "))
-    return {"n_rows": found.attrs["rows"], "n_rows_before": found.attrs["rows_before"], "table": _table(frame)}
+    drift = context.booster.drift(context.data)
+    frame = drift.head(N_DRIFT).drop(columns="what").rename(columns=lambda name: name.replace("_", " "))
+    return {"n_rows": drift.attrs["rows"], "n_rows_before": drift.attrs["rows_before"], "table": _table(frame)}
 
 
 def _importance(context: ReportContext) -> list[Figure]:
