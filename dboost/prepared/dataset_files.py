@@ -278,7 +278,8 @@ def preparing(root: str, *, by_workers: bool) -> Iterator[Lease]:
     is_new = "://" not in root and not os.path.exists(root)
     try:
         if is_new and not by_workers:
-            os.mkdir(root, 0o700)
+            with suppress(FileExistsError):  # another run has made it at the same moment; the lease decides
+                os.mkdir(root, 0o700)
         filesystem.makedirs(folder, exist_ok=True)
         with Lease(f"{root.rstrip('/')}/{_LEASE}", f"is preparing {shown(root)}") as lease:
             yield lease
