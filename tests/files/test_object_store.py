@@ -328,7 +328,7 @@ def test_a_data_set_removes_its_own_files_only(root: str) -> None:
         atomic_write.remove(f"{folder}/dataset.json")
         dboost.prepare(ROWS, "y", folder, client=client).close()  # a killed run has left its parts
         atomic_write.write_whole(f"{root}/other/{mine[0]}" if "://" in root else f"{root}/{mine[0]}", b"mine")
-        with pytest.raises(DataError, match="is there already and holds no data set"):
+        with pytest.raises(DataError, match="is there already and holds no prepared data"):
             dboost.prepare(ROWS, "y", f"{root}/other" if "://" in root else root, client=client)
 
 

@@ -97,11 +97,12 @@ def test_every_model_can_be_reported_and_drawn(
     maker: Callable[..., Booster], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dboost.inspection.report import page
+    from dboost.inspection.row_functions import ScoringRoles
 
     for few in ("N_DEPENDENCE", "N_CLASSES"):  # plots take most of the time
         monkeypatch.setattr(page, few, 1)
     booster = maker(tmp_path, target)
-    html = page.page(page.ReportContext(booster, FRAME, target, "w"))
+    html = page.page(page.ReportContext(booster, FRAME, target, ScoringRoles("w")))
     for said in ("How good it is", "How predictions depend on it", booster.sha256, booster.loss.name.replace("_", " ")):
         assert said in html
     assert "<b>dboost model</b>" in booster._repr_html_()

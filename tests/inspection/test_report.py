@@ -18,7 +18,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.inspection.report.page import MAX_LEAVES, Figure, ReportContext, page
-from dboost.inspection.row_functions import EvaluatedRows
+from dboost.inspection.row_functions import EvaluatedRows, ScoringRoles
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 from tests.helpers.forests import random_ensemble
 
@@ -120,7 +120,8 @@ def test_weights_reach_what_is_said_of_rows(target: str) -> None:
     repeated = FRAME.loc[FRAME.index.repeat(weight)].reset_index(drop=True)
     model = booster(target)
     text, expected, plain = (
-        read(page(ReportContext(model, *rest))).text for rest in ((FRAME, target, weight), (repeated, target), (FRAME, target))
+        read(page(ReportContext(model, *rest))).text
+        for rest in ((FRAME, target, ScoringRoles(weight)), (repeated, target), (FRAME, target))
     )
     assert "rows that were handed in for this report, weighted" in text
 

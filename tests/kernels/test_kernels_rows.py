@@ -15,7 +15,7 @@ from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import add_sizes, select_rows
 from dboost.losses.gradient_noise import noise_of
-from dboost.training.loop import _scale
+from dboost.training.tasks import _scale
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import rows as naive
 
