@@ -136,7 +136,7 @@ class Problem:
         return self.table.n_rows
 
     def finished(self, grown: GrownTree) -> Tree:
-        values = leaf_values(grown.leaf_sums, self.parameters, SquaredError().leaves)
+        values = leaf_values(grown.leaf_sums, self.parameters, SquaredError().leaves[0])
         is_categorical = self.table.layout.is_categorical
         tree = FitTree.of(grown, self.task, is_categorical)
         tree.complete(values, self.parameters.learning_rate)

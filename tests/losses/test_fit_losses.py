@@ -129,7 +129,7 @@ def test_exposure() -> None:
     assert "log_span" not in booster.feature_names_in_
     rate = booster.predict(frame)
     assert np.corrcoef(np.log(rate), SIGNAL)[0, 1] > 0.9
-    value = booster.loss.value(frame["count"].to_numpy(float), (np.log(rate) + np.log(span))[None]).mean()
+    value = booster.loss.value(frame["count"].to_numpy(float), (np.log(rate) + np.log(span)).to_numpy()[None]).mean()
     assert booster.history["eval_poisson"].iloc[-1] == pytest.approx(value, rel=1e-9)
     assert booster.history["train_loss"].iloc[-1] == pytest.approx(value, rel=1e-6)
 

@@ -113,7 +113,7 @@ def test_more_classes_than_a_byte_counts() -> None:
 def test_the_loss_in_a_file() -> None:
     loss = from_dict(by_name("log_loss", 5).to_dict())
     assert isinstance(loss, SoftmaxLogLoss)
-    assert (loss.n_outputs, loss.leaves.step_factor) == (5, 0.8)
+    assert (loss.n_outputs, loss.leaves[0].step_factor) == (5, 0.8)
     assert not isinstance(by_name("log_loss", 2), SoftmaxLogLoss)
 
 
@@ -154,7 +154,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
                 )
                 limits = split_params_of(parameters, 2, scales)
                 grown = next(engine.grow([TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k)]))
-                step = leaf_values(grown.leaf_sums, Parameters(), loss.leaves)
+                step = leaf_values(grown.leaf_sums, Parameters(), loss.leaves[0])
                 values[which][k, : len(step)] = step
         np.testing.assert_array_equal(values[0], values[1])
         assert (values[0] != 0).any(axis=1).all()

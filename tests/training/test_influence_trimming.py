@@ -143,7 +143,7 @@ def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: st
             values = tree.value[tree.feature < 0]
             for leaf, value in enumerate(values):
                 rows = stays & (leaves[:, number] == leaf)
-                step = -0.3 * loss.leaves.step_factor * gradient[rows, k].sum() / (hessian[rows, k].sum() + 0.5)
+                step = -0.3 * loss.leaves[0].step_factor * gradient[rows, k].sum() / (hessian[rows, k].sum() + 0.5)
                 assert value == pytest.approx(step, rel=1e-3, abs=1e-6)
             assert tree.count[0] == pytest.approx(counts[-1], abs=2)
         kept_rows = booster.history["rows_kept"].iloc[iteration - 1]

@@ -32,9 +32,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from hashlib import sha256
 from typing import Any, ParamSpec, TypeVar
-from uuid import uuid4
 
 import cloudpickle
 import dask
@@ -44,6 +42,7 @@ import dask.threaded
 import numpy as np
 import pandas as pd
 from dask.bag import Bag
+from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
 from dask.dataframe._pyarrow import to_pyarrow_string
 from dask.dataframe.dask_expr import _expr as dask_expr
@@ -439,11 +438,6 @@ class PackedPredictor:
         except Exception:  # of an object of the user; only a cluster needs the bytes, and raises the error again
             return cls(None, predictor)
 
-    @property
-    def digest(self) -> str:
-        """Return a digest of the content; a random one if it cannot be pickled."""
-        return uuid4().hex if self._pickled is None else sha256(self._pickled).hexdigest()[:32]
-
     def unpacked(self) -> Predictor:
         """Return the predictor, the same one in all threads."""
         with self._lock:
@@ -469,7 +463,8 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
     data = with_objects(data)
     columns = columns_like(*layout(data), predictor.features, predictor.named)
     packed = PackedPredictor.of(predictor)
-    task = dask.delayed(packed, name=f"dboost-model-{packed.digest}", traverse=False)
+    # Not a digest of the bytes: these grow by what a predictor computes when it is used first.
+    task = dask.delayed(packed, name=f"dboost-model-{tokenize(predictor)}", traverse=False)
     if isinstance(data, da.Array):
         return _through_array(whole_rows(data), task, predictor)
     if predictor.named:
