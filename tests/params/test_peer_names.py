@@ -449,13 +449,13 @@ def test_no_method_of_a_model_has_a_bare_error_for_a_name(kind: str, name: str) 
 
 WEIGHT = np.arange(300) % 3 + 0.5
 ALL_ROWS: dict[str, Any] = {"label": Y, "weight": WEIGHT}
-OURS: dict[str, Any] = {"target": Y, "sample_weight": WEIGHT}
+OUR_ROWS: dict[str, Any] = {"target": Y, "sample_weight": WEIGHT}
 OF_ESTIMATORS: dict[str, Any] = {"y": Y, "sample_weight": WEIGHT}
 NOTHING = dict.fromkeys(("reference", "init_score", "group", "dataset_params", "free_raw_data"))
 SAME: list[tuple[Callable[[dboost.Booster, dict[str, Any]], Any], dict[str, Any], dict[str, Any]]] = [
-    (lambda b, o: b.refit_leaves(**o), ALL_ROWS | {"X": X, "decay_rate": 0.5}, OURS | {"data": X, "decay": 0.5}),
+    (lambda b, o: b.refit_leaves(**o), ALL_ROWS | {"X": X, "decay_rate": 0.5}, OUR_ROWS | {"data": X, "decay": 0.5}),
     (lambda b, o: b.refit_leaves(X, Y, **o), NOTHING | {"n_jobs": 1}, {"n_threads": 1}),
-    (lambda b, o: copy(b).calibrate(X, **o), ALL_ROWS | {"num_threads": 1}, OURS | {"n_threads": 1}),
+    (lambda b, o: copy(b).calibrate(X, **o), ALL_ROWS | {"num_threads": 1}, OUR_ROWS | {"n_threads": 1}),
     (
         lambda b, o: b.importance(data=X, target=Y, **o),
         {"importance_type": "permutation", "weight": WEIGHT, "seed": 3},

@@ -102,19 +102,21 @@ def test_bites_go_on_from_a_model(target: str, client: Client, tmp_path: Path) -
     assert saved(fit(target, cut(strange, [100, 700]), client=client, **options)) == saved(whole)
     limited = options | {"arcbites": ArcBites(n_bites=4, visits=None, early_stopping_rounds=2), "memory_limit": LIMIT}
     assert saved(fit(target, cut(strange, [100, 700]), **limited)) == saved(whole)
-    dboost.prepare(strange, target, tmp_path / "data", start_from=old, offset="w")
-    assert saved(fit(target, tmp_path / "data", **options | {"offset": None})) == saved(whole)
+    kept = options | {"continue_bins": "kept"}
+    dboost.prepare(strange, target, tmp_path / "data", start_from=old, offset="w", continue_bins="kept")
+    assert saved(fit(target, tmp_path / "data", **kept | {"offset": None})) == saved(fit(target, strange, **kept))
 
 
 def test_begun_here_and_ended_elsewhere(client: Client, tmp_path: Path) -> None:
     old = dboost.fit(OLD, "late", features=FEATURES, max_iter=4)
     options: dict[str, Any] = {"arcbites": ArcBites(n_bites=4, trees_per_visit=2, visits=None), "start_from": old}
+    options |= {"continue_bins": "kept"}
     whole = fit("late", **options)
     keeping = options | {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
     fit("late", max_iter=5, **keeping)
     fit("late", cut(FRAME, [100, 700]), max_iter=9, client=client, **keeping)
     fit("late", cut(FRAME, [10]), max_iter=12, memory_limit=LIMIT, **keeping)
-    dboost.prepare(FRAME, "late", tmp_path / "data", start_from=old)
+    dboost.prepare(FRAME, "late", tmp_path / "data", start_from=old, continue_bins="kept")
     fit("late", tmp_path / "data", max_iter=14, **keeping)
     assert saved(fit("late", **keeping)) == saved(whole)
 
