@@ -30,7 +30,8 @@ CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
     from dboost.tuning import tuned
-    tuned(resident_rows=0, block_rows=1024).__enter__()
+    held = tuned(resident_rows=0, block_rows=1024)  # its end would change the record back
+    held.__enter__()
     dask.config.set({"temporary-directory": sys.argv[1]})
     X = np.random.default_rng(0).normal(size=(40_000, 5)).astype(np.float32)
     Y = X[:, 0] * X[:, 1]
