@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tornado.web import RequestHandler
 
 from dboost.display import counted, metric_name, number
+from dboost.session.session import Session
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -368,9 +369,19 @@ def _panels(curves: dict[str, Curve]) -> list[Panel]:
 
 
 #: Methods that add up and search histograms of other workers.
-_REDUCES = {"add_slices", "search_slices"}
+_REDUCES = {Session.add_slices.__name__, Session.search_slices.__name__}
 #: Methods that belong to boosting rounds; all others belong to loading.
-_ROUNDS = {"update_scores", "assign_leaves", "round_histograms", "histogram_slices", "shard_statistics", "evaluate"} | _REDUCES
+_ROUNDS = _REDUCES | {
+    method.__name__
+    for method in (
+        Session.advance_to,
+        Session.assign_leaves,
+        Session.round_histograms,
+        Session.histogram_slices,
+        Session.statistics,
+        Session.evaluate,
+    )
+}
 
 
 class WorkMeter:
@@ -393,7 +404,7 @@ class WorkMeter:
                 self._totals["wait"] += max(began - last, 0.0)
             if method in _ROUNDS:
                 self._last[fit] = now
-            self._totals["iterations"] += method == "update_scores"
+            self._totals["iterations"] += method == Session.advance_to.__name__
             self._totals["received"] += n_received
             self._totals["sent"] += n_sent
             self._rows[fit] = n_rows

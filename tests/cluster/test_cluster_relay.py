@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from typing import Any
 
 import dask
@@ -241,6 +242,7 @@ def die_in_the_second_tree() -> None:
     compute = Session.round_histograms
     n_trees = 0
 
+    @wraps(compute)
     def dying(session: Session, tasks: Any, requests: Any) -> Any:
         nonlocal n_trees
         n_trees += bool(tasks)
