@@ -502,7 +502,7 @@ class _ToScheduler:
         call = getattr(self._simulated.line("client", "scheduler"), name)
 
         def noted(**arguments: Any) -> Any:
-            trains = name == "dboost_grow" or arguments.get("method") == "update_scores"
+            trains = name == "dboost_grow" or arguments.get("method") == Session.advance_to.__name__
             return self._simulated.train(call(**arguments), name == "dboost_grow") if trains else call(**arguments)
 
         return noted
