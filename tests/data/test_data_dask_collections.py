@@ -156,7 +156,8 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     script = """
         import resource, sys
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.data import ReadOptions, dask_collections, open_table
+        from dboost.data import ReadOptions, open_table
+        from dboost.data.tables import dask_collections
         dask.config.set({"temporary-directory": sys.argv[1]})
         N = 100_000
         def part(i):
