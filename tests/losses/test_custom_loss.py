@@ -303,7 +303,7 @@ def test_a_stand_in_for_the_hessian_is_allowed_if_it_says_so() -> None:
 def test_the_first_score_of_a_loss_that_knows_it_is_not_searched() -> None:
     class Known(OwnPoisson):
         name = "known_start"
-        start = Start(constants=lambda means: np.log(means) + 1.0)  # not the best one: it can be told from a search
+        start = Start(constants=lambda means: np.log(means) + 1.0)  # not the best one, so that it differs from that of a search
 
     booster = dboost.fit(X, COUNTS, loss=Known(), max_iter=1)
     assert booster.ensemble.baseline[0] == pytest.approx(np.log(COUNTS.mean()) + 1.0, rel=1e-14)
