@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
+from dboost.metrics.named import rises
 from dboost.training.callbacks import Iteration
 
 try:
@@ -35,7 +36,8 @@ class PruningCallback:
     optuna.TrialPruned
         From the fit, when the study's pruner decides so. Workers of a cluster release the rows of the fit.
     ParameterError
-        From the fit, in its first iteration: there is no such metric.
+        From the fit, in its first iteration: there is no such metric, or the study minimizes a metric of which larger values
+        are better, or the reverse: its pruner would end the best trials.
 
     Examples
     --------
@@ -58,11 +60,24 @@ class PruningCallback:
     def __call__(self, iteration: Iteration) -> None:
         """Report the metric of an iteration; raise `optuna.TrialPruned` if the pruner decides so."""
         column = self._column(iteration.record)
+        self._check_direction(column)
         if iteration.iteration % self._every:
             return
         self._trial.report(float(iteration.record[column]), step=iteration.iteration)
         if self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after iteration {iteration.iteration}")
+
+    def _check_direction(self, column: str) -> None:
+        """Raise a ParameterError if the study prefers the worse values of a metric that dboost knows."""
+        is_rising, study = rises(column), getattr(self._trial, "study", None)
+        if is_rising is None or study is None or len(study.directions) > 1:
+            return
+        wanted = optuna.study.StudyDirection.MAXIMIZE if is_rising else optuna.study.StudyDirection.MINIMIZE
+        if study.direction != wanted:
+            raise ParameterError(
+                f"the study would prune the best trials: {column!r} is better when it is {'larger' if is_rising else 'smaller'}: "
+                f"make the study with direction={wanted.name.lower()!r}"
+            )
 
     def _column(self, record: dict[str, Any]) -> str:
         """Return the column of the history that has the metric."""

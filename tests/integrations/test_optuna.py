@@ -103,6 +103,26 @@ def test_mistakes_are_named() -> None:
         PruningCallback(trial, ["eval_log_loss"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("metric", "right"),
+    [
+        ("eval_auc", "maximize"), ("roc_auc", "maximize"), ("eval_accuracy", "maximize"), ("train_loss", "minimize"),
+        ("eval_logloss", "minimize"), ("brier_score", "minimize"), ("eval_ndcg@5", "maximize"),
+    ],
+)  # fmt: skip
+def test_a_study_of_the_other_direction_is_refused(metric: str, right: str) -> None:
+    """Its pruner would end the best trials."""
+    for direction in ("minimize", "maximize"):
+        study = optuna.create_study(direction=direction)
+        options = OPTIONS | {"eval_metric": metric.removeprefix("eval_"), "callbacks": [PruningCallback(study.ask(), metric)]}
+        options = options if metric != "train_loss" else options | {"eval_metric": None}
+        if direction == right:
+            dboost.fit(TRAIN, "y", **options)
+        else:
+            with pytest.raises(dboost.ParameterError, match=f"make the study with direction='{right}'"):
+                dboost.fit(TRAIN, "y", **options)
+
+
 def test_the_pruning_callback_sees_the_means_of_the_folds() -> None:
     study = optuna.create_study(pruner=After(4))
     options = {"folds": 2, "max_iter": 12, "loss": "log_loss", "progress": False}
