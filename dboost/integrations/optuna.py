@@ -73,9 +73,10 @@ class PruningCallback:
         if is_rising is None or study is None or len(study.directions) > 1:
             return
         wanted = optuna.study.StudyDirection.MAXIMIZE if is_rising else optuna.study.StudyDirection.MINIMIZE
+        comparison = "is larger" if is_rising else "is smaller"
         if study.direction != wanted:
             raise ParameterError(
-                f"the study would prune the best trials: {column!r} is better when it is {'larger' if is_rising else 'smaller'}: "
+                f"the study would prune the best trials: {column!r} is better when it {comparison}: "
                 f"make the study with direction={wanted.name.lower()!r}"
             )
 
