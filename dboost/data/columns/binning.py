@@ -147,10 +147,10 @@ def between(distinct: np.ndarray, positions: np.ndarray | None = None) -> np.nda
         steps, moved = gaps / step, middle + step / 2
         nearest = np.rint(steps)
         is_on_grid = (nearest % 2 == 0) & (np.abs(steps - nearest) < _GRID_TOLERANCE) & (middle < moved) & (moved < upper)
-        found = np.where(is_on_grid, moved, middle)
-        single = found.astype(np.float32).astype(np.float64)
+        edges = np.where(is_on_grid, moved, middle)
+        single = edges.astype(np.float32).astype(np.float64)
         is_single = (lower.astype(np.float32) == lower) & (upper.astype(np.float32) == upper)
-        return np.where(is_single, np.where(np.abs(single - found) < gaps / 4, single, middle), found)
+        return np.where(is_single, np.where(np.abs(single - edges) < gaps / 4, single, middle), edges)
 
 
 def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
@@ -172,9 +172,11 @@ def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
         running = np.cumsum(light)
     wanted = running[-1] * np.arange(1, max(n_light, 1)) / max(n_light, 1)
     at = np.searchsorted(running, wanted, side="left")
-    own = np.flatnonzero(heavy)
+    heavy_positions = np.flatnonzero(heavy)
     # No value is above the largest one: a candidate there moves to its neighbor.
-    positions = np.sort(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(mass) - 2))
+    positions = np.sort(
+        np.minimum(np.concatenate((at, heavy_positions, heavy_positions[heavy_positions > 0] - 1)), len(mass) - 2)
+    )
     return positions[_ends(positions)][: max_bins - 1]
 
 
@@ -212,7 +214,7 @@ Sample = dict[int, tuple[list[np.ndarray], np.ndarray | None]]
 
 def propose_together(samples: Sequence[Sample], max_bins: int, n_threads: int) -> list[np.ndarray]:
     """Return the split candidates of each column. samples : of the sessions, each of other partitions."""
-    by_partition = {i: one for sample in samples for i, one in sample.items()}
+    by_partition = {i: values for sample in samples for i, values in sample.items()}
     ordered = [by_partition[i] for i in sorted(by_partition)]
     weights = [weight for _, weight in ordered]
     known = [weight for weight in weights if weight is not None]
@@ -224,9 +226,9 @@ def propose_together(samples: Sequence[Sample], max_bins: int, n_threads: int) -
 
 def distinct_values(column: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return the distinct finite values of a column united with known ones, ascending float64, at most MAX_FINE_BINS + 1."""
-    found = np.unique(column[np.isfinite(column)]).astype(np.float64)
-    found += 0.0  # -0.0 becomes 0.0
-    return np.union1d(known, found)[: MAX_FINE_BINS + 1]
+    values = np.unique(column[np.isfinite(column)]).astype(np.float64)
+    values += 0.0  # -0.0 becomes 0.0
+    return np.union1d(known, values)[: MAX_FINE_BINS + 1]
 
 
 def exact_binning(features: tuple[Feature, ...], distinct: Sequence[np.ndarray]) -> Binning:

@@ -56,10 +56,10 @@ def plain(values: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     dtype = float_dtype(values.dtype) if dtype is None else dtype
     if values.dtype == dtype and values.flags.carray:
         return values
-    found = np.empty(values.shape, dtype)
+    filled = np.empty(values.shape, dtype)
     for rows in row_blocks(values, 0, len(values)):
-        found[rows] = values[rows]
-    return found
+        filled[rows] = values[rows]
+    return filled
 
 
 def plain_blocks(
@@ -71,14 +71,14 @@ def plain_blocks(
     """
     buffer: np.ndarray | None = None
     dtype = float_dtype(values.dtype)
-    for some in row_blocks(values, first, last):
-        block = values[some if rows is None else rows[some]]
+    for piece in row_blocks(values, first, last):
+        block = values[piece if rows is None else rows[piece]]
         if block.dtype != dtype or not block.flags.carray:
             if buffer is None:  # one for all blocks: on Dask's workers the C library returns freed memory to the system at once
                 buffer = np.empty(block.shape, dtype)
             buffer[: len(block)] = block
             block = buffer[: len(block)]
-        yield some, block
+        yield piece, block
 
 
 def row_blocks(values: np.ndarray, first: int, last: int) -> Iterator[slice]:
@@ -191,10 +191,10 @@ class CategoryIndex:
             for category in categories
         ]
         if len(self) > MAX_LEVELS:
-            some = self.categories()
+            known_levels = self.categories()
             if self._is_target:
-                raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}", some)
-            raise too_many(self._name, some)
+                raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}", known_levels)
+            raise too_many(self._name, known_levels)
         return np.array(found, dtype=np.int32)
 
     def categories(self) -> tuple[Level, ...]:
@@ -311,8 +311,8 @@ class DecodedColumns(Sequence[Column]):
     def _column(self, j: int) -> Column:
         codes, edges, categories = self.codes[j], self.binning.edges[j], self.binning.features[j].categories
         if categories is not None:
-            found = codes.astype(np.int32)
-            return CategoryColumn(np.where(found == len(categories), np.int32(-1), found), categories)
+            narrow = codes.astype(np.int32)
+            return CategoryColumn(np.where(narrow == len(categories), np.int32(-1), narrow), categories)
         assert edges is not None
         last = np.nextafter(edges[-1], np.inf) if len(edges) else 0.0
         return np.concatenate((edges, (last, np.nan)))[codes]

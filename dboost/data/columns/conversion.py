@@ -119,13 +119,13 @@ def _not_numeric(spec: ColumnSpec, levels: Sequence[Level]) -> DataError:
 def check_kind(column: Column, spec: ColumnSpec) -> None:
     """Raise a DataError if the kind of values differs from training: they would all count as unknown, that is as missing."""
     if isinstance(column, CategoryColumn):
-        given, values = (
+        kinds, values = (
             kinds_of(column.categories),
             np.array([level for level in column.categories if not isinstance(level, str)]),
         )
     else:
-        given, values = {TRUTH_VALUES if column.dtype == bool else NUMBERS}, column
-    wrong = given - set(spec.kinds)
+        kinds, values = {TRUTH_VALUES if column.dtype == bool else NUMBERS}, column
+    wrong = kinds - set(spec.kinds)
     if not wrong:
         return
     if wrong == {NUMBERS}:
@@ -195,7 +195,9 @@ def _is_missing(values: Any) -> np.ndarray:
     try:
         return np.asarray(pd.isna(values))
     except decimal.InvalidOperation:  # Decimal("sNaN") cannot be compared
-        return np.array([(isinstance(one, decimal.Decimal) and one.is_nan()) or bool(pd.isna(one)) for one in values], bool)
+        return np.array(
+            [(isinstance(value, decimal.Decimal) and value.is_nan()) or bool(pd.isna(value)) for value in values], bool
+        )
 
 
 def _from_objects(values: np.ndarray, spec: ColumnSpec) -> Column:
@@ -290,8 +292,8 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
     if pa.types.is_boolean(kind) and missing:
         array, kind = array.cast(pa.uint8()), pa.uint8()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        what = "duration" if pa.types.is_duration(kind) else "date" if pa.types.is_temporal(kind) else None
-        raise _refusal(spec, str(kind), what)
+        noun = "duration" if pa.types.is_duration(kind) else "date" if pa.types.is_temporal(kind) else None
+        raise _refusal(spec, str(kind), noun)
     pieces = _pieces(array)
     if missing:
         plain = np.concatenate([piece.fill_null(0).to_numpy(zero_copy_only=False) for piece in pieces])
@@ -318,12 +320,12 @@ def nearest_floats(decimals: pa.Array) -> pa.Array:
     low = words[:, 0].astype(np.int64)  # the others repeat its sign if the integer has at most 64 bits
     exact = (words[:, 1:] == (low >> 63)[:, None]).all(axis=1) & (low > -EXACT) & (low < EXACT)
     power = 10.0 ** abs(kind.scale)
-    found = low / power if kind.scale > 0 else low * power
+    floats = low / power if kind.scale > 0 else low * power
     missing = np.asarray(decimals.is_null()) if decimals.null_count else np.zeros(n, bool)
     others = ~exact & ~missing
     if others.any():
-        found[others] = decimals.filter(pa.array(others)).cast(pa.string()).cast(pa.float64()).to_numpy()
-    return pa.array(found, mask=missing)
+        floats[others] = decimals.filter(pa.array(others)).cast(pa.string()).cast(pa.float64()).to_numpy()
+    return pa.array(floats, mask=missing)
 
 
 def _from_arrow_dictionary(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> CategoryColumn:

@@ -25,10 +25,10 @@ _MASK = 2**64 - 1
 def fingerprint(chunk: Chunk) -> int:
     """Return a checksum of features and roles of a chunk: an integer from 0 to 2**64 - 1."""
     columns = chunk.columns if chunk.matrix is None else (chunk.matrix,)
-    found = chunk.n_rows
+    digest = chunk.n_rows
     for column in (*columns, *(getattr(chunk.roles, role.field) for role in ROLES.values())):
-        found = (found * 0x100000001B3 ^ _of_column(column)) & _MASK
-    return found
+        digest = (digest * 0x100000001B3 ^ _of_column(column)) & _MASK
+    return digest
 
 
 def joined_fingerprint(parts: Sequence[int]) -> int:
@@ -50,7 +50,7 @@ def _of_column(column: Column | None) -> int:
 
 def _of_array(values: np.ndarray) -> int:
     """Return a checksum of values that depends neither on their byte order, nor on how they lie in memory."""
-    found, dtype = 0, native(values[:0]).dtype
+    combined, dtype = 0, native(values[:0]).dtype
     buffer: np.ndarray | None = None
     for rows in row_blocks(values, 0, len(values)):
         block = values[rows]
@@ -62,5 +62,5 @@ def _of_array(values: np.ndarray) -> int:
         content = block.reshape(-1).view(np.uint8)
         whole = len(content) - len(content) % 8
         digest = int(checksum(content[:whole].view(np.uint64))) ^ zlib.crc32(content[whole:].tobytes())
-        found = (found * 0x100000001B3 ^ digest) & _MASK
-    return found
+        combined = (combined * 0x100000001B3 ^ digest) & _MASK
+    return combined

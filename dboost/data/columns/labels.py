@@ -80,14 +80,14 @@ class Names(tuple[str, ...]):
         if not isinstance(label, Hashable):
             return None
         try:
-            own, name = self._by_label.get(label, (None, None))
+            known, name = self._by_label.get(label, (None, None))
         except TypeError:  # a tuple of something that cannot be hashed
             return None
-        if name is not None and _equals(own, label):
+        if name is not None and _equals(known, label):
             return name
         if not isinstance(label, str):  # equal labels may have different hashes
-            for own, name in zip(self.labels, self, strict=True):
-                if _equals(own, label):
+            for known, name in zip(self.labels, self, strict=True):
+                if _equals(known, label):
                     return name
         text = text_of(label)
         return text if text in self._texts else None
@@ -95,15 +95,15 @@ class Names(tuple[str, ...]):
     def only(self, names: Iterable[str]) -> Names:
         """Return some of the names, in this order, with their labels."""
         label = dict(zip(self, self.labels, strict=True))
-        found = Names(label.get(name, name) for name in names)
-        return found
+        kept = Names(label.get(name, name) for name in names)
+        return kept
 
     def is_label(self, value: Any) -> bool:
         """Return whether a parameter that is a label or values is a label, though perhaps not of this table."""
         if value is None or isinstance(value, bool | np.bool_):
-            return isinstance(value, bool | np.bool_) and any(own is bool(value) for own in self.labels)
+            return isinstance(value, bool | np.bool_) and any(known is bool(value) for known in self.labels)
         if isinstance(value, tuple):
-            lengths = {len(own) if isinstance(own, tuple) else None for own in self.labels}
+            lengths = {len(known) if isinstance(known, tuple) else None for known in self.labels}
             return lengths == {len(value)} or self.find(value) is not None
         single = isinstance(value, _SINGLE) or is_a(value, "pandas", "Interval", "Period")
         return single or (_is_one(value) and self.find(value) is not None)
@@ -115,7 +115,7 @@ class Names(tuple[str, ...]):
             raise DataError(f"column {wrong[0]!r} occurs more than once: feature names must be unique")
 
     def _is_index(self, label: Any) -> bool:
-        return any(_equals(own, label) or str(own) == label for own in self.index_names)
+        return any(_equals(index_name, label) or str(index_name) == label for index_name in self.index_names)
 
     def index_hint(self, label: Any) -> str:
         """Return a hint at a label that is the table's index, to be appended to a message; empty for others."""
@@ -125,11 +125,11 @@ class Names(tuple[str, ...]):
         """Return a hint at a label that is no column, to be appended to a message."""
         if self._is_index(label):
             return self.index_hint(label)
-        name, lower = str(label), {one.strip().lower(): one for one in self}
+        name, lower = str(label), {column.strip().lower(): column for column in self}
         near = difflib.get_close_matches(name.strip().lower(), lower, n=2)
         if near:
-            return f"; did you mean {' or '.join(repr(lower[one]) for one in near)}?"
-        return f"; the columns are {listed([_shortened(one) for one in self[:5]])}{', …' if len(self) > 5 else ''}"
+            return f"; did you mean {' or '.join(repr(lower[column]) for column in near)}?"
+        return f"; the columns are {listed([_shortened(column) for column in self[:5]])}{', …' if len(self) > 5 else ''}"
 
 
 def text_of(label: Any) -> str:
@@ -180,12 +180,12 @@ def items_of_labels(given: Any) -> list[Any]:
     """
     if isinstance(given, str) or not isinstance(given, Iterable) or is_a(given, "polars", "Expr"):
         raise InputTypeError(f"features must be a list of names of columns, not {given!r:.60}")
-    return [tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in given]
+    return [tuple(item.tolist()) if isinstance(item, np.ndarray) else item for item in given]
 
 
 def may_name_columns(value: Any) -> bool:
     """Return whether a role may be the names of several columns: it is a list of two or more texts."""
-    return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value)
 
 
 def array_names(n_columns: int) -> tuple[str, ...]:

@@ -100,9 +100,11 @@ def find(levels: Sequence[Level], least: int = _LEAST) -> Resemblance | None:
     """
     if len(levels) < least:
         return None
-    some = levels[:: -(-len(levels) // _MOST)]
-    text = [level for level in some if isinstance(level, str)]
-    if len(text) < len(some) or sum(any("0" <= one <= "9" for one in level) for level in text) < _SHARE * len(some):
+    sampled = levels[:: -(-len(levels) // _MOST)]
+    text = [level for level in sampled if isinstance(level, str)]
+    if len(text) < len(sampled) or sum(any("0" <= character <= "9" for character in level) for level in text) < _SHARE * len(
+        sampled
+    ):
         return None
     every = [str(level) for level in levels]
     if sum(_LIKE_DATE.fullmatch(level.strip()) is not None for level in text) >= _SHARE * len(text):
@@ -113,12 +115,12 @@ def find(levels: Sequence[Level], least: int = _LEAST) -> Resemblance | None:
 def warn_of_numbers_as_text(features: Sequence[Feature], named: bool = True) -> None:
     """Warn of categorical features whose categories look like numbers or dates. named : whether the table names its columns."""
     for j, feature in enumerate(features):
-        found = find(feature.categories or ())
-        if found is not None:
+        form = find(feature.categories or ())
+        if form is not None:
             column = f"frame[{feature.name!r}]" if named else f"pandas.Series(array[:, {j}])"
             warn(
-                f"column {feature.name!r} holds text and is categorical: {found.n_alike:,} of its {found.n_levels:,} "
-                f"categories {found.what}; convert it if it is meant to be numeric, in pandas by {found.convert(column)}"
+                f"column {feature.name!r} holds text and is categorical: {form.n_alike:,} of its {form.n_levels:,} "
+                f"categories {form.what}; convert it if it is meant to be numeric, in pandas by {form.convert(column)}"
             )
 
 
@@ -127,11 +129,11 @@ def hint(name: str, levels: Sequence[Level], *, is_column: bool = True) -> str:
 
     name : of a column of the table, or (not `is_column`) of the argument with the values; levels : different values, or some.
     """
-    found = find(levels)
-    if found is None:
+    form = find(levels)
+    if form is None:
         return ""
     column = f"frame[{name!r}]" if is_column else f"pandas.Series({name})"
-    return f"; its values {found.what}: convert it, in pandas by {found.convert(column)}"
+    return f"; its values {form.what}: convert it, in pandas by {form.convert(column)}"
 
 
 def _but_not(others: Sequence[str]) -> str:
@@ -145,10 +147,10 @@ def _but_not(others: Sequence[str]) -> str:
 
 def _parses(level: str, form: str) -> bool:
     try:
-        found = datetime.fromisoformat(level.strip()) if form == _ISO else datetime.strptime(level, form)
+        moment = datetime.fromisoformat(level.strip()) if form == _ISO else datetime.strptime(level, form)
     except ValueError:
         return False
-    return 1677 < found.year < 2262  # those of nanoseconds
+    return 1677 < moment.year < 2262  # those of nanoseconds
 
 
 def _dates(some: list[str], every: list[str]) -> Resemblance | None:
@@ -171,9 +173,9 @@ def _dates(some: list[str], every: list[str]) -> Resemblance | None:
     zone = form == _ISO and any(re.search(r"(?:Z|[-+][0-9]{2}:?[0-9]{2})$", level.strip()[10:]) for level in alike)
     start = "'1900-01-01'" if form in _TIMES else "0, tz='UTC'" if zone else "0"
     options = f"format={form!r}{', utc=True' if zone else ''}" + (", errors='coerce'" if others else "")
-    what = "times" if form in _TIMES else "dates"
+    noun = "times" if form in _TIMES else "dates"
     return Resemblance(
-        f"look like {what}{order}, such as {alike[-1]!r}{_but_not(others)}",
+        f"look like {noun}{order}, such as {alike[-1]!r}{_but_not(others)}",
         len(alike),
         len(every),
         f"(pandas.to_datetime({{}}, {options}) - pandas.Timestamp({start})).dt.total_seconds()",
@@ -184,9 +186,9 @@ def _dates(some: list[str], every: list[str]) -> Resemblance | None:
 
 
 def _amounts(some: list[str], every: list[str]) -> Resemblance | None:
-    found = {point: [level for level in some if _matched(level, point)] for point in _AMOUNTS}
-    point = max(found, key=lambda one: len(found[one]))
-    if len(found[point]) < _SHARE * len(some):
+    matched = {point: [level for level in some if _matched(level, point)] for point in _AMOUNTS}
+    point = max(matched, key=lambda one: len(matched[one]))
+    if len(matched[point]) < _SHARE * len(some):
         return None
     matches = [match for level in every if (match := _matched(level, point))]
     alike = [match.string for match in matches]
@@ -208,11 +210,11 @@ def _amounts(some: list[str], every: list[str]) -> Resemblance | None:
     code = "{}" + "".join(f".str.replace({pattern!r}, {replacement!r}, regex=True)" for pattern, replacement in steps)
     code = f"pandas.to_numeric({code}, errors='coerce')" if others else f"{code}.astype(float)"
     if not steps:
-        what = "are numbers" if others else f"are numbers, such as {max(alike, key=_length)!r}"
+        sentence = "are numbers" if others else f"are numbers, such as {max(alike, key=_length)!r}"
     else:
         decimal = " with a decimal comma" if (",", ".") in steps else ""
-        what = f"look like numbers{decimal}, such as {max(alike, key=_length)!r}"
-    return Resemblance(what + _but_not(others), len(alike), len(every), code)
+        sentence = f"look like numbers{decimal}, such as {max(alike, key=_length)!r}"
+    return Resemblance(sentence + _but_not(others), len(alike), len(every), code)
 
 
 def _length(level: str) -> tuple[int, str]:
@@ -225,8 +227,8 @@ def _matched(level: str, point: str) -> re.Match[str] | None:
     if match is None or (match["open"] is None) != (match["close"] is None):
         return None
     later = match["later"] or ""
-    signs = sum(bool(one) for one in (match["sign"], match["open"], match["minus"], re.fullmatch(rf"{_MINUS}|\+", later)))
-    names = sum(bool(one) for one in (match["unit"], match["unit_after"]))
+    signs = sum(bool(part) for part in (match["sign"], match["open"], match["minus"], re.fullmatch(rf"{_MINUS}|\+", later)))
+    names = sum(bool(part) for part in (match["unit"], match["unit_after"]))
     doubled = match["currency"] and re.fullmatch(_CURRENCY, later)
     return None if signs > 1 or names > 1 or doubled else match
 
@@ -269,12 +271,12 @@ def _steps(matches: Sequence[re.Match[str]], point: str) -> list[tuple[str, str]
     characters |= {name for name in names | currencies if len(name) == 1}
     parts = [re.escape(name).replace("\\ ", " ") for name in removed]
     if characters:
-        one = "".join(sorted(characters))
-        parts.append(one if len(one) == 1 and one not in ".$" else f"[{one}]")
+        distinct = "".join(sorted(characters))
+        parts.append(distinct if len(distinct) == 1 and distinct not in ".$" else f"[{distinct}]")
     steps = [("|".join(parts), "")] if parts else []
     if point == "," and any("," in match["digits"] for match in matches):
         steps.append((",", "."))
-    if any(one in match.string for match in matches for one in "−–"):
+    if any(sign in match.string for match in matches for sign in "−–"):
         steps.append(("[−–]", "-"))
     forms = []
     if any(match["open"] for match in matches):

@@ -213,11 +213,11 @@ def used_columns(features: Sequence[Any] | None, like: Sequence[Feature] | None,
 
     Parameters as of `make_read_plan`.
     """
-    chosen = features if like is None else [one.name for one in like]
+    chosen = features if like is None else [feature.name for feature in like]
     if chosen is None:
         return None
-    named = [one for value in roles.values() for one in (value if may_name_columns(value) else [value])]
-    return {text_of(one) for one in (*items_of_labels(chosen), *(one for one in named if Names(()).is_label(one)))}
+    named = [label for value in roles.values() for label in (value if may_name_columns(value) else [value])]
+    return {text_of(label) for label in (*items_of_labels(chosen), *(label for label in named if Names(()).is_label(label)))}
 
 
 def columns_like(
@@ -242,7 +242,7 @@ def columns_like(
     without : collection of str
         Columns that are no features; default none.
     """
-    own = Names.of(names) if named else None
+    known_names = Names.of(names) if named else None
     wanted = tuple(feature.name for feature in like)
     present = set(names).difference(without)
     absent = [name for name in wanted if name not in present]
@@ -250,16 +250,16 @@ def columns_like(
         model_named = not absent or wanted != array_names(len(wanted))
     if named and model_named:
         if absent:
-            hint = "" if own is None else own.index_hint(absent[0])
+            hint = "" if known_names is None else known_names.index_hint(absent[0])
             raise DataError(f"the data have no column {listed(absent)}, which the model needs{hint}")
-        if own is not None:
-            own.check_once(wanted)
+        if known_names is not None:
+            known_names.check_once(wanted)
         return wanted
     free = tuple(name for name in names if name not in without)
     if len(free) != len(wanted):
         raise DataError(f"X has {len(free)} features, but dboost is expecting {len(wanted)} features as input")
-    if own is not None:
-        own.check_once(free)
+    if known_names is not None:
+        known_names.check_once(free)
     return free if named else tuple(range(len(free)))
 
 
@@ -344,7 +344,7 @@ def _role(role: str, value: Any, names: Names | None) -> str | tuple[str, ...] |
             return None
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
     if not names.is_label(value):
-        if not may_name_columns(value) or len(value) > len(names) or any(names.find(one) != one for one in value):
+        if not may_name_columns(value) or len(value) > len(names) or any(names.find(label) != label for label in value):
             return None
         if not ROLES[role].has_several:
             raise DataError(f"{role} names {len(value)} columns, {listed(value)}, but a model has one: make one column of them")
@@ -365,11 +365,11 @@ def chosen_features(features: Any, names: Names | None, targets: Sequence[str] =
     labels = items_of_labels(features)
     if names is None:
         raise ParameterError("features needs column names: select the columns of the array instead")
-    found = {label: names.find(label) for label in labels}
-    absent = [label for label, name in found.items() if name is None]
+    name_of = {label: names.find(label) for label in labels}
+    absent = [label for label, name in name_of.items() if name is None]
     if absent:
         raise DataError(f"the data have no column {listed(absent)}, which features asks for{names.hint(absent[0])}")
-    chosen = tuple(name for name in map(found.get, labels) if name is not None)
+    chosen = tuple(name for name in map(name_of.get, labels) if name is not None)
     if isinstance(features, set | frozenset):  # which has no order
         chosen = tuple(name for name in names if name in chosen)
     if len(set(chosen)) < len(chosen):

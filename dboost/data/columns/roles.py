@@ -122,7 +122,7 @@ class RowRoles:
     def concatenated(parts: Sequence[RowRoles]) -> RowRoles:
         """Return the rows of all parts, which have the same roles; categories are those of the first part."""
         columns = [part.by_name() for part in parts]
-        return RowRoles.of({name: joined([one[name] for one in columns]) for name in columns[0]} if columns else {})
+        return RowRoles.of({name: joined([part[name] for part in columns]) for name in columns[0]} if columns else {})
 
 
 #: The roles of rows that have none.

@@ -58,9 +58,9 @@ class SparseColumn:
 
     def to_array(self) -> np.ndarray:
         """Return all values."""
-        found = np.full(self.n_rows, self.fill, self.dtype)
-        found[self.rows] = self.values
-        return found
+        dense = np.full(self.n_rows, self.fill, self.dtype)
+        dense[self.rows] = self.values
+        return dense
 
     def some(self, rows: slice | np.ndarray) -> SparseColumn:
         """Return a range of rows, or ascending rows."""
@@ -75,8 +75,8 @@ class SparseColumn:
         if not len(self.rows):
             return SparseColumn(self.rows, self.values, len(rows), self.fill)
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        found = np.flatnonzero(self.rows[at] == rows)
-        return SparseColumn(found, self.values[at[found]], len(rows), self.fill)
+        positions = np.flatnonzero(self.rows[at] == rows)
+        return SparseColumn(positions, self.values[at[positions]], len(rows), self.fill)
 
     def as_numbers(self) -> SparseColumn:
         """Return truth values as 0 and 1, other columns unchanged."""
@@ -147,7 +147,7 @@ def packed(columns: Sequence[Any]) -> tuple[list[np.ndarray], tuple[Any, ...]]:
     """
     sparse = [column for column in columns if isinstance(column, SparseColumn)]
     ends = np.cumsum([0, *(len(column.rows) for column in sparse)])
-    values, rows = np.concatenate([one.values for one in sparse]), np.concatenate([one.rows for one in sparse])
+    values, rows = np.concatenate([column.values for column in sparse]), np.concatenate([column.rows for column in sparse])
     fills = tuple(column.fill if isinstance(column, SparseColumn) else None for column in columns)
     dense = [column for column in columns if not isinstance(column, SparseColumn)]
     return [rows, values, ends, *dense], fills
@@ -157,11 +157,11 @@ def unpacked(arrays: Sequence[Any], fills: tuple[Any, ...], n_rows: int) -> tupl
     """Return columns from what `packed` returned."""
     rows, values, ends, *dense = arrays
     bounds, rest = iter(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)), iter(dense)
-    found: list[Any] = []
+    columns: list[Any] = []
     for fill in fills:
         if fill is None:
-            found.append(next(rest))
+            columns.append(next(rest))
             continue
         first, last = next(bounds)
-        found.append(SparseColumn(rows[first:last], values[first:last], n_rows, values.dtype.type(fill)))
-    return tuple(found)
+        columns.append(SparseColumn(rows[first:last], values[first:last], n_rows, values.dtype.type(fill)))
+    return tuple(columns)

@@ -34,7 +34,7 @@ def columns_named(value: Any, data: Any, *, is_read_later: bool) -> str | list[s
     names = names_of_table(data)
     if names is None and is_read_later:
         return list(value) if len(set(value)) == len(value) else None
-    return list(value) if names is not None and all(names.find(one) == one for one in value) else None
+    return list(value) if names is not None and all(names.find(label) == label for label in value) else None
 
 
 def with_named_targets(target: Any, data: Any) -> Any:
@@ -56,8 +56,8 @@ def with_named_targets(target: Any, data: Any) -> Any:
     are_long = are_texts or all(isinstance(label, str | tuple) for label in labels)
     if not are_long and hasattr(type(data), "__len__") and not hasattr(data, "dask") and len(data) == len(labels):
         return target
-    found = [names.find(label) for label in labels]
-    return target if None in found else found
+    names_of_targets = [names.find(label) for label in labels]
+    return target if None in names_of_targets else names_of_targets
 
 
 def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
@@ -65,18 +65,18 @@ def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, A
 
     Labels that the data do not have stay; numbers in `interaction_cst` are positions.
     """
-    found = dict(parameters)
-    monotonic, groups = found.get("monotonic_cst"), found.get("interaction_cst")
+    constraints = dict(parameters)
+    monotonic, groups = constraints.get("monotonic_cst"), constraints.get("interaction_cst")
     if not isinstance(monotonic, Mapping) and not isinstance(groups, Iterable):
-        return found
+        return constraints
     names = Names(data.feature_names_in_) if hasattr(data, "feature_names_in_") else names_of_table(data)
     if names is None:
-        return found
+        return constraints
     if isinstance(monotonic, Mapping):
-        found["monotonic_cst"] = {_named(label, names): value for label, value in monotonic.items()}
+        constraints["monotonic_cst"] = {_named(label, names): value for label, value in monotonic.items()}
     if isinstance(groups, Iterable) and not isinstance(groups, str):
-        found["interaction_cst"] = [_named_group(group, names) for group in groups]
-    return found
+        constraints["interaction_cst"] = [_named_group(group, names) for group in groups]
+    return constraints
 
 
 def _named(label: Any, names: Names) -> Any:

@@ -61,12 +61,18 @@ def read_slices(
             raise DataError(f"there is a column {extra[0]!r} that other partitions do not have")
     n_slices = 1 if most_rows is None else max(math.ceil(frame.n_rows / most_rows), 1)
     ends = [frame.n_rows * k // n_slices for k in range(n_slices + 1)]
-    given = dict(vectors)
+    values_of_roles = dict(vectors)
     for role, names in plan.roles.items():
-        found = [frame.column(_find(position, one)) if frame.n_rows else np.empty(0) for one in columns_of_roles({role: names})]
-        given[role] = found[0] if isinstance(names, str) else RoleColumns(found)
+        role_columns = [
+            frame.column(_find(position, column)) if frame.n_rows else np.empty(0) for column in columns_of_roles({role: names})
+        ]
+        values_of_roles[role] = role_columns[0] if isinstance(names, str) else RoleColumns(role_columns)
     roles = RowRoles.of(
-        {role: role_column(given[role], role, plan.roles.get(role), frame.n_rows) for role in ROLES if role in given}
+        {
+            role: role_column(values_of_roles[role], role, plan.roles.get(role), frame.n_rows)
+            for role in ROLES
+            if role in values_of_roles
+        }
     )
     weight = roles.weight
     for first, last in pairwise(ends):
@@ -154,21 +160,24 @@ def role_column(values: Any, role: str, name: str | tuple[str, ...] | None, n_ro
     columns = _columns_of(values, role)
     own_names = names_of_table(values) if name is None and len(columns) > 1 else None
     names = name if isinstance(name, tuple) else own_names or (name,) * len(columns)
-    found = [_one_column(one, role, own, n_rows) for one, own in zip(columns, names, strict=True)]
-    if len(found) == 1:
-        return found[0]
-    for number, (one, own) in enumerate(zip(found, names, strict=True)):
-        which = f"column {number} of {role}" if own is None else f"{role} {own!r}"
-        if isinstance(one, CategoryColumn):
-            raise DataError(f"{which} holds text or categories, but of several columns each must hold numbers")
-        if one.dtype.kind in "iu" and len(one) and max(int(one.max()), -int(one.min())) >= EXACT:
-            raise DataError(f"{which} holds integers of 2**53 or more, which floats cannot represent exactly")
-    return np.stack([np.asarray(one, np.float64) for one in found])
+    converted = [
+        _one_column(values_of_column, role, name_of_column, n_rows)
+        for values_of_column, name_of_column in zip(columns, names, strict=True)
+    ]
+    if len(converted) == 1:
+        return converted[0]
+    for number, (column, own) in enumerate(zip(converted, names, strict=True)):
+        label = f"column {number} of {role}" if own is None else f"{role} {own!r}"
+        if isinstance(column, CategoryColumn):
+            raise DataError(f"{label} holds text or categories, but of several columns each must hold numbers")
+        if column.dtype.kind in "iu" and len(column) and max(int(column.max()), -int(column.min())) >= EXACT:
+            raise DataError(f"{label} holds integers of 2**53 or more, which floats cannot represent exactly")
+    return np.stack([np.asarray(column, np.float64) for column in converted])
 
 
 def _one_column(values: Any, role: str, name: str | None, n_rows: int | None) -> Column:
     if n_rows is not None and len(values) != n_rows:
-        is_text = hasattr(values, "__iter__") and all(isinstance(one, str) for one in values)
+        is_text = hasattr(values, "__iter__") and all(isinstance(value, str) for value in values)
         hint = "; if these are names of columns, give one, or a list of several that the data have" if is_text else ""
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}{hint}")
     dtype, is_key = ROLES[role].dtype, ROLES[role].kind == "key"

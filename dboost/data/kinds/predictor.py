@@ -92,8 +92,8 @@ class FeatureBlocks:
 
 def by_blocks(function: Callable[[np.ndarray, slice], Any], data: Any, features: tuple[Feature, ...], named: bool) -> Any:
     """Return ``function(block, rows)`` of the `FeatureBlocks` of a table in memory, joined."""
-    found = [function(block, rows) for rows, block in FeatureBlocks(data, features, named)]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    results = [function(block, rows) for rows, block in FeatureBlocks(data, features, named)]
+    return results[0] if len(results) == 1 else np.concatenate(results)
 
 
 _FLOATS = ({np.dtype(np.float32)}, {np.dtype(np.float64)})

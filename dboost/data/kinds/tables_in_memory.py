@@ -72,9 +72,9 @@ def no_table(data: Any) -> DataError | InputTypeError | None:
         return bad_shape(type(data).__name__, (len(data),), f"{how} makes it a table of one column{row}")
     if form not in (None, "files", "dask"):
         return None
-    what, remedy = type(data).__name__, None
+    noun, remedy = type(data).__name__, None
     if isinstance(data, list | tuple):
-        what, remedy = _in_list(data)
+        noun, remedy = _in_list(data)
     elif isinstance(data, Mapping):
         is_row = not any(np.iterable(value) and not isinstance(value, str | bytes) for value in data.values())
         remedy = f"pass pandas.DataFrame({'[data]' if is_row else 'data'})"
@@ -88,31 +88,31 @@ def no_table(data: Any) -> DataError | InputTypeError | None:
         remedy = f"pass data.{'to_dataframe' if hasattr(data, 'to_dataframe') else 'to_pandas'}()"
     elif is_a(data, "distributed", "Future"):
         remedy = "pass dask.dataframe.from_delayed([future])"
-    return None if remedy is None else InputTypeError(f"cannot read a table from {what}: {remedy}")
+    return None if remedy is None else InputTypeError(f"cannot read a table from {noun}: {remedy}")
 
 
 def _in_list(data: Sequence[Any]) -> tuple[str, str | None]:
     """Return what a list or tuple holds, and how to make a table of that; None if it may have rows."""
     first = data[0] if data else None
-    what = f"a {type(data).__name__} of {len(data)} × {type(first).__name__}"
+    noun = f"a {type(data).__name__} of {len(data)} × {type(first).__name__}"
     if hasattr(first, "__dask_graph__") or is_a(first, "distributed", "Future"):
         joined = {"DataFrame": "dask.dataframe.concat(parts)", "Array": "dask.array.concatenate(parts)"}
-        return what, f"pass {joined.get(type(first).__name__, 'dask.dataframe.from_delayed(parts)')}"
+        return noun, f"pass {joined.get(type(first).__name__, 'dask.dataframe.from_delayed(parts)')}"
     is_pair = isinstance(data, tuple) and len(data) in (2, 3, 4) and len(getattr(first, "shape", ())) == 2
     if is_pair and len(getattr(data[1], "shape", ())) == 1:
         return "a tuple of a table and its targets", "pass them as two arguments"
     if isinstance(first, Mapping):
-        return what, "pass pandas.DataFrame(rows)"
+        return noun, "pass pandas.DataFrame(rows)"
     if is_a(first, "pyarrow", "RecordBatch"):
-        return what, "pass pyarrow.Table.from_batches(batches)"
+        return noun, "pass pyarrow.Table.from_batches(batches)"
     if not isinstance(first, np.ndarray) and form_of(first) in ("dataframe", "lazy"):
         join = {"polars": "polars.concat(frames)", "pyarrow": "pyarrow.concat_tables(tables)"}
         return (
-            what,
+            noun,
             f"pass {join.get(library(first), 'pandas.concat(frames)')}, or a Dask DataFrame of them (dask.dataframe.from_map)",
         )
     if len(getattr(first, "shape", ())) == 2:
-        return what, "pass numpy.concatenate(arrays)"
+        return noun, "pass numpy.concatenate(arrays)"
     if isinstance(first, os.PathLike | str):
-        return what, "its items must all be paths"
-    return what, None
+        return noun, "its items must all be paths"
+    return noun, None

@@ -81,8 +81,8 @@ def predict_through(
     if name is not None:
         function, features = partial(_split, function, name), (*features, Feature(name))
     elif offset is not None:
-        given = _OffsetsInOrder(function, data, offset)
-        function, at_end = given, given.check_end
+        with_offsets = _OffsetsInOrder(function, data, offset)
+        function, at_end = with_offsets, with_offsets.check_end
     predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
     if is_source(data):
         from dboost.data.tables.dask_collections import predict_lazily
@@ -142,11 +142,11 @@ class _OffsetsInOrder:
         self._function, self.values, self._first = function, _finite(values, "offset"), 0
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        some = self.values[self._first : self._first + len(block)]
+        offsets = self.values[self._first : self._first + len(block)]
         self._first += len(block)
-        if len(some) < len(block):
+        if len(offsets) < len(block):
             raise DataError(f"offset has the shape {self.values.shape}, but there are at least {self._first} rows")
-        return self._function(block, offset=some)
+        return self._function(block, offset=offsets)
 
     def check_end(self) -> None:
         """Raise a DataError if offsets are left."""

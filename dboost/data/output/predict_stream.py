@@ -46,16 +46,16 @@ def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], No
     if is_a(source.data, "pyarrow", "RecordBatchReader"):
         return _reader(source, columns, predictor, at_end)
     kind: Any = None
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     for partition in source.partitions(columns):
         kind = partition[:0] if kind is None else kind
-        found.append(predictor.values(partition))
+        results.append(predictor.values(partition))
         del partition
     if at_end is not None:
         at_end()
     if kind is None:
         return predictions_like(_of_no_rows(predictor), source.without_rows(), predictor.names)
-    return predictions_like(np.concatenate(found), kind, predictor.names)
+    return predictions_like(np.concatenate(results), kind, predictor.names)
 
 
 def _of_no_rows(predictor: Predictor) -> np.ndarray:
@@ -65,9 +65,9 @@ def _of_no_rows(predictor: Predictor) -> np.ndarray:
 def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Callable[[], None] | None) -> Any:
     def predicted() -> Iterator[Any]:
         for partition in source.partitions(columns):
-            found = _batch(predictor.values(partition), predictor)
+            result = _batch(predictor.values(partition), predictor)
             del partition
-            yield found
+            yield result
         if at_end is not None:
             at_end()
 
@@ -88,4 +88,4 @@ def _batch(values: np.ndarray, predictor: Predictor) -> Any:
     if values.ndim == 1:
         is_text = not len(values) and values.dtype.kind in "OU"
         table = pa.table({NAME: table.cast(pa.string()) if is_text else table})
-    return pa.RecordBatch.from_arrays([one.combine_chunks() for one in table.columns], schema=table.schema)
+    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)

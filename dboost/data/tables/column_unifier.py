@@ -71,7 +71,7 @@ def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataE
 
 def mixes_kinds(features: Sequence[Feature]) -> bool:
     """Return whether a feature has categories that are text and others that are not."""
-    return any(len({isinstance(level, str) for level in one.categories}) == 2 for one in features if one.categories)
+    return any(len({isinstance(level, str) for level in feature.categories}) == 2 for feature in features if feature.categories)
 
 
 def _all_missing(values: np.ndarray | SparseColumn) -> bool:

@@ -186,8 +186,8 @@ def with_objects(collection: Any) -> Any:
     """Return a Dask frame or Series without the text that Dask has made of other objects; other collections unchanged."""
     if not isinstance(collection, (dd.DataFrame, dd.Series)):
         return collection
-    found = _with_objects(collection.expr)
-    return collection if found is collection.expr else new_collection(found)
+    expression = _with_objects(collection.expr)
+    return collection if expression is collection.expr else new_collection(expression)
 
 
 def _with_objects(expr: Any) -> Any:
@@ -199,7 +199,9 @@ def _with_objects(expr: Any) -> Any:
     if isinstance(expr, Repartition) and expr.operand("partition_size") is not None:  # it depends on the types
         return expr
     n_frames = len(expr.operands) if isinstance(expr, Concat) else int(isinstance(expr, _KEEP_VALUES))
-    operands = [_with_objects(one) if isinstance(one, dask_expr.Expr) else one for one in expr.operands[:n_frames]]
+    operands = [
+        _with_objects(operand) if isinstance(operand, dask_expr.Expr) else operand for operand in expr.operands[:n_frames]
+    ]
     if all(map(operator.is_, operands, expr.operands)):
         return expr
     return type(expr)(*operands, *expr.operands[n_frames:])
@@ -214,10 +216,10 @@ def _text_to_strings(part: Any) -> Any:
     if part.ndim == 1:
         return part if holds_other_than_text(part) else to_pyarrow_string(part)
     kept = [j for j in range(part.shape[1]) if holds_other_than_text(part.iloc[:, j])]
-    found = to_pyarrow_string(part.drop(columns=part.columns[kept]))
+    converted = to_pyarrow_string(part.drop(columns=part.columns[kept]))
     for j in kept:
-        found.insert(j, part.columns[j], part.iloc[:, j].array)
-    return found
+        converted.insert(j, part.columns[j], part.iloc[:, j].array)
+    return converted
 
 
 class _TextToStrings(dask_expr.ArrowStringConversion):
@@ -262,11 +264,11 @@ def consume(
     failed: dict[int, Exception] = {}  # errors of the consumer, by partition
 
     def call(i: int, pieces: tuple[Any, ...]) -> Any:
-        found = None
+        result = None
         with lock:
             is_needed = all(first > i for first in failed)
         try:
-            found = consumer(i, *in_place(pieces, filled)) if is_needed else None
+            result = consumer(i, *in_place(pieces, filled)) if is_needed else None
         except ParameterError:  # it concerns all partitions, so there is nothing to wait for
             raise
         except Exception as error:
@@ -277,7 +279,7 @@ def consume(
             first = min(failed, default=None)
             if first is not None and ended.issuperset(range(first)):
                 raise failed[first]
-        return found
+        return result
 
     keys = [("dboost-read", i) for i in range(len(bundles))]
     graph.update({key: (call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
@@ -285,7 +287,7 @@ def consume(
     try:
         return list(_scheduler()(graph, keys, **options))
     except Exception as error:
-        number = next((i for i, one in failed.items() if one is error), None)
+        number = next((i for i, failure in failed.items() if failure is error), None)
         if number is None:  # a task of the user has failed; tasks of earlier partitions might have, too
             number = _failed(error, graph, keys)
             if number is not None:
@@ -322,8 +324,8 @@ def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | N
         new = dependents.get(waiting.pop(), set()) - reached
         reached |= new
         waiting += new
-    found = [i for i, key in enumerate(keys) if key in reached]
-    return found[0] if len(found) == 1 else None
+    numbers = [i for i, key in enumerate(keys) if key in reached]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def roles_in(given: Collection[str]) -> tuple[str, ...]:

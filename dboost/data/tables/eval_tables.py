@@ -46,17 +46,17 @@ def named_sets(eval_set: Any) -> dict[str, Any]:
     if eval_set is None:
         return {}
     if isinstance(eval_set, dict):
-        sets = {str(name): one for name, one in eval_set.items()}
+        sets = {str(name): given_set for name, given_set in eval_set.items()}
         if len(sets) < len(eval_set):
             raise ParameterError(f"names of evaluation sets must differ as text: {', '.join(map(repr, eval_set))}")
-    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _has_columns(one) for one in eval_set):
-        sets = {"eval" if len(eval_set) == 1 else f"eval_{i}": one for i, one in enumerate(eval_set)}
+    elif isinstance(eval_set, list) and all(isinstance(given_set, tuple) or _has_columns(given_set) for given_set in eval_set):
+        sets = {"eval" if len(eval_set) == 1 else f"eval_{i}": given_set for i, given_set in enumerate(eval_set)}
     else:
         sets = {"eval": eval_set}
-    for name, one in sets.items():
-        if isinstance(one, tuple) and len(one) not in (2, 3, 4):
+    for name, given_set in sets.items():
+        if isinstance(given_set, tuple) and len(given_set) not in (2, 3, 4):
             raise InputTypeError(
-                f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things"
+                f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(given_set)} things"
             )
     return sets
 
@@ -77,7 +77,7 @@ def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[GivenTable,
     InputTypeError
         If a set is a tuple of another length, or its target is a table and its data are text.
     """
-    return tuple(_eval_table(name, one, training) for name, one in named_sets(eval_set).items())
+    return tuple(_eval_table(name, given_set, training) for name, given_set in named_sets(eval_set).items())
 
 
 def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> GivenTable:
@@ -103,13 +103,13 @@ def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]
     if not (is_whole or is_path(data) or _has_columns(data)):
         return {}
     columns = {role: _column(training.get(role), data) for role in ROLES if role not in given}
-    found = {role: column for role, column in columns.items() if column is not None}
+    present = {role: column for role, column in columns.items() if column is not None}
     if is_whole:
-        return found
+        return present
     names = names_of_table(data)
-    found = {role: column for role, column in found.items() if role == "offset" or names is None or column in names}
-    found.pop("sample_weight", None)
-    return found
+    present = {role: column for role, column in present.items() if role == "offset" or names is None or column in names}
+    present.pop("sample_weight", None)
+    return present
 
 
 def _column(value: Any, data: Any) -> Any:

@@ -216,12 +216,12 @@ def open_binned(
     metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
     try:
         reader = Reader(plan, spool, metadata_spool)
-        pieces, those = [], ""
+        pieces, suffix = [], ""
         for i, partition in enumerate(partitions):
             pieces.append(reader.take_partition(i, partition, partition.given_roles))
-            those = those if partition.roles.weight is None else OF_POSITIVE_WEIGHT
+            suffix = suffix if partition.roles.weight is None else OF_POSITIVE_WEIGHT
         # Their partitions are not those of the user's table.
-        rows = MetadataRows(tuple(map(rows_in, pieces)), False, those=those)
+        rows = MetadataRows(tuple(map(rows_in, pieces)), False, those=suffix)
         return _finished(reader, plan, rows, pieces, named=named)
     except BaseException:
         spool.close()

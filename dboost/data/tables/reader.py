@@ -253,9 +253,11 @@ class Reader:
         """Raise a DataError if another partition has another number of target columns."""
         with self._lock:
             self._target_columns = self._target_columns or (n_columns, i)
-        n_others, other = self._target_columns
+        n_others, first_partition = self._target_columns
         if n_others != n_columns:
-            raise DataError(f"the target has {n_columns} columns in partition {i}, but {n_others} in partition {other}")
+            raise DataError(
+                f"the target has {n_columns} columns in partition {i}, but {n_others} in partition {first_partition}"
+            )
 
     def keep_only(self, numbers: set[int]) -> None:
         """Drop the roles of partitions with other numbers."""
@@ -309,8 +311,8 @@ class Reader:
             return self._plan.known, [None] * len(self._plan.known)
         specs = self._plan.specs
         finished = [
-            one.categories.finish() if spec.categorical or one.is_categorical else (None, None)
-            for spec, one in zip(specs, self._features, strict=True)
+            unifier.categories.finish() if spec.categorical or unifier.is_categorical else (None, None)
+            for spec, unifier in zip(specs, self._features, strict=True)
         ]
         features = [Feature(spec.name, categories) for spec, (categories, _) in zip(specs, finished, strict=True)]
         is_same = [codes is None or np.array_equal(codes, np.arange(len(codes))) for _, codes in finished]

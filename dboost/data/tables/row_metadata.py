@@ -116,12 +116,12 @@ def raise_for_issues(issues: Sequence[DataIssue]) -> None:
     if issues:
         order = list(ROLES)
         worst = min(issues, key=lambda one: (order.index(one.role), one.problem, one.what))  # not that of the first part
-        what, problem = worst.what, worst.problem
-        same = [issue for issue in issues if (issue.what, issue.problem) == (what, problem)]
+        label, problem = worst.what, worst.problem
+        same = [issue for issue in issues if (issue.what, issue.problem) == (label, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
         rows = "1 row" if count == 1 else f"{count} rows"
         remedy = f": {worst.remedy}" if worst.remedy else ""
-        raise DataError(f"{what} {problem} in {rows}, first in {first}{remedy}")
+        raise DataError(f"{label} {problem} in {rows}, first in {first}{remedy}")
 
 
 def join_target(parts: dict[int, Column], categories: CategoryIndex | None) -> tuple[Column, str, bool]:
@@ -201,8 +201,10 @@ def issues_of(role: str, column: Column, what: str, rows: MetadataRows, names: S
     parts = [(what, column)]
     if isinstance(column, np.ndarray) and column.ndim == 2:
         each = names or [f"column {j} of {what}" for j in range(len(column))]
-        parts = [(own, column[j : j + 1]) for j, own in enumerate(each)]
-    return [issue for own, one in parts for flaw in ROLES[role].check(one) for issue in rows.flagged(role, own, *flaw)]
+        parts = [(label, column[j : j + 1]) for j, label in enumerate(each)]
+    return [
+        issue for label, values in parts for flaw in ROLES[role].check(values) for issue in rows.flagged(role, label, *flaw)
+    ]
 
 
 def check_max_weight(max_weight: float, what: str) -> None:
@@ -253,12 +255,12 @@ class RowMetadataSpool:
             if not length:
                 continue
             i = k if rows.numbers is None else rows.numbers[k]
-            here = rows.of_partition(i)
+            partition_rows = rows.of_partition(i)
             roles = self.get(i)
             for role, column in roles.by_name().items():
-                issues += issues_of(role, column, plan.label(role), here, plan.labels(role))
+                issues += issues_of(role, column, plan.label(role), partition_rows, plan.labels(role))
                 if self._dtypes[role, i].kind in "iu":
-                    issues += check_exact(self.raw(role, i), role, plan.label(role), here)
+                    issues += check_exact(self.raw(role, i), role, plan.label(role), partition_rows)
             max_weight = max(max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))
         return issues, max_weight
 

@@ -145,19 +145,19 @@ class Table:
         """
         first = 0
         for k, part in enumerate(self._stored[i]):
-            some = None
+            positions = None
             if rows is not None:
                 low, high = np.searchsorted(rows, (first, first + part.n_rows))
-                some = rows[low:high] - first
-            if some is None or len(some):
-                yield first, some, self._slice(i, k, part, columns)
+                positions = rows[low:high] - first
+            if positions is None or len(positions):
+                yield first, positions, self._slice(i, k, part, columns)
             first += part.n_rows
 
     def _slice(self, i: int, k: int, part: StoredSlice, columns: Sequence[int] | None) -> Chunk:
         is_code = part.is_code
         # A matrix is one array, and sparse columns are several each.
-        some = None if part.is_matrix or part.fills else columns
-        arrays = part.unpacked(self._spool.get(self.numbers[i], k, some))
+        wanted = None if part.is_matrix or part.fills else columns
+        arrays = part.unpacked(self._spool.get(self.numbers[i], k, wanted))
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays
@@ -210,9 +210,9 @@ class Table:
         weight : float64[n_rows].
         """
         assert self._metadata_spool is None
-        found = copy.copy(self)
-        found.all_roles = replace(self.all_roles, weight=weight)
-        return found
+        weighed = copy.copy(self)
+        weighed.all_roles = replace(self.all_roles, weight=weight)
+        return weighed
 
     def partition_name(self, i: int) -> str:
         """Return the origin of chunk `i`, for messages."""
@@ -245,8 +245,12 @@ def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]
     for i, length in enumerate(table.lengths):
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
-            found = [values_of(chunk, some) for _, some, chunk in table.slices(i, rows[low:high] - start) if some is not None]
-            yield i, np.concatenate(found)
+            blocks = [
+                values_of(chunk, positions)
+                for _, positions, chunk in table.slices(i, rows[low:high] - start)
+                if positions is not None
+            ]
+            yield i, np.concatenate(blocks)
         start += length
 
 
