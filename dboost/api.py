@@ -402,9 +402,9 @@ def prepare(
         workers=workers,
         progress=progress,
     )
-    given = {role: value for role, value in table.roles.items() if value is not None}
+    named_roles = {role: value for role, value in table.roles.items() if value is not None}
     later = partial(columns_named, data=data, is_read_later=is_path(data) or is_stream(data))
-    named = {role: later(value) or f"<{type(value).__name__}>" for role, value in given.items()}
+    named = {role: later(value) or f"<{type(value).__name__}>" for role, value in named_roles.items()}
     settings = dict.fromkeys(table.roles) | named
     settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
     own_names = names_of_table(target) or ()
@@ -521,12 +521,12 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
                 data, of_chunk = chunk
         if of_chunk is None:
             raise InputTypeError("continue_on needs a target, or chunks that are pairs (X, y)")
-        given = keywords
+        options = keywords
         if model is None:  # these keywords apply from the second chunk on
             check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))
-            given = {name: value for name, value in keywords.items() if name not in _CONTINUING}
+            options = {name: value for name, value in keywords.items() if name not in _CONTINUING}
         try:
-            model = fit(data, of_chunk, start_from=model, **given | more)
+            model = fit(data, of_chunk, start_from=model, **options | more)
         except DataError as error:
             raise DataError(f"chunk {number}: {error}") from error
         yield model

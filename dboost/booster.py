@@ -141,9 +141,9 @@ class Booster:
             return self._history
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
-        found = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
-        found.attrs |= self._notes
-        return found
+        frame = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
+        frame.attrs |= self._notes
+        return frame
 
     @property
     def _records(self) -> list[dict[str, Any]]:
@@ -433,8 +433,8 @@ class Booster:
         >>> booster.predict_interval(new_rows)                                  # doctest: +SKIP
         """
         if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
-            given = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
-            return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, given)
+            options = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
+            return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, options)
         target = self.target_name if target is None else target
         if target is None:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
@@ -508,8 +508,8 @@ class Booster:
         group = None if column is None else column.groups(block[:, column.position], margins.levels)
         if column is not None and not column.is_feature:
             block = np.ascontiguousarray(block[:, :-1])
-        found = margins.bounds(self._interval_base(block, n_threads, offset), group)
-        return self.outputs.in_range(found)
+        bounds = margins.bounds(self._interval_base(block, n_threads, offset), group)
+        return self.outputs.in_range(bounds)
 
     def _margins(self) -> Calibration:
         if self.calibration is None:
@@ -835,8 +835,8 @@ class Booster:
             "data": data, "target": target, "sample_weight": sample_weight, "offset": offset, "metric": metric,
             "n_repeats": n_repeats, "random_state": random_state, "n_threads": n_threads,
         }  # fmt: skip
-        given = {name: value for name, value in options.items() if value is not None}
-        return importance.importance(self.ensemble, kind, per_class, given)
+        chosen = {name: value for name, value in options.items() if value is not None}
+        return importance.importance(self.ensemble, kind, per_class, chosen)
 
     @cached_property
     def expected_value(self) -> float | np.ndarray:
@@ -1448,7 +1448,7 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
     >>> booster = dboost.load("model.json")                         # doctest: +SKIP
     """
     ensemble = model_file.load(path)
-    if loss is not None and loss.name not in [one["name"] for one in ensemble.loss.get("losses", [ensemble.loss])]:
+    if loss is not None and loss.name not in [part["name"] for part in ensemble.loss.get("losses", [ensemble.loss])]:
         raise ParameterError(
             f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
         )
@@ -1523,7 +1523,7 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
     """Return the model of a fit, which may have continued another one."""
     history = fitted.history if continued is None else continued.history_with(fitted.history)
     losses = parameters.loss if isinstance(parameters.loss, tuple) else (parameters.loss,)
-    custom = tuple(one for one in losses if not isinstance(one, str))
+    custom = tuple(loss for loss in losses if not isinstance(loss, str))
     loss = custom[0] if len(custom) == 1 else custom or None
     notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
@@ -1543,8 +1543,8 @@ def _intervals_of_folds(
     boosters: Sequence[Booster], selection: Selection, n_threads: int | None, block: np.ndarray,
     offset: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    found = selection.bounds([booster._interval_base(block, n_threads, offset) for booster in boosters])
-    return boosters[0].outputs.in_range(found)
+    bounds = selection.bounds([booster._interval_base(block, n_threads, offset) for booster in boosters])
+    return boosters[0].outputs.in_range(bounds)
 
 
 def _bounds_of(outputs: Outputs, margins: Calibration, raw: np.ndarray) -> np.ndarray:
@@ -1563,9 +1563,9 @@ def as_booster(model: Any) -> Booster:
     """
     if isinstance(model, str | os.PathLike):
         return load(model)
-    found = model if isinstance(model, Booster) else getattr(model, "booster_", None)
-    if isinstance(found, Booster):
-        return found
+    booster = model if isinstance(model, Booster) else getattr(model, "booster_", None)
+    if isinstance(booster, Booster):
+        return booster
     raise InputTypeError(
         f"start_from must be a Booster, a fitted estimator of dboost, or the path or URL of a model, not {type(model).__name__}"
     )

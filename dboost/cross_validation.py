@@ -158,7 +158,7 @@ class CVResult:
         >>> result.calibrate(booster, coverage=0.9)                                              # doctest: +SKIP
         """
         of_fold, learned = self.boosters[0], booster.loss.learned
-        losses = [{k: v for k, v in one.ensemble.loss.items() if k not in learned} for one in (of_fold, booster)]
+        losses = [{k: v for k, v in model.ensemble.loss.items() if k not in learned} for model in (of_fold, booster)]
         if booster.features != of_fold.features or losses[0] != losses[1]:
             raise ParameterError(
                 "the model to calibrate has other features or another loss than those of the folds: fit it on the same rows"
@@ -214,10 +214,10 @@ class CVResult:
         self.boosters[0].outputs.check_intervals()
         assert self.targets is not None
         check_partition([positions for positions, _ in self.held_out], len(self.targets))
-        found = []
+        scores_of_folds = []
         for booster, (positions, raw) in zip(self.boosters, self.held_out, strict=True):
-            found.append((positions, booster.outputs.interval_of(raw).scores(self.targets[positions])))
-        return CrossScores.of(found, self.weights)
+            scores_of_folds.append((positions, booster.outputs.interval_of(raw).scores(self.targets[positions])))
+        return CrossScores.of(scores_of_folds, self.weights)
 
     @property
     def n_iterations(self) -> int:
@@ -406,18 +406,18 @@ class FoldOptions(NamedTuple):
         if keys is not None and self.is_kept is not None:
             of_kept, keys = keys, np.zeros(len(self.is_kept), keys.dtype)
             keys[self.is_kept] = of_kept
-        found = split_rows(
+        folds = split_rows(
             5 if self.folds is None else self.folds, n_rows, lambda: targets,
             groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
             repeats=self.repeats, is_classification=target.classes is not None, seed=seed, is_kept=self.is_kept,
         )  # fmt: skip
-        found = usable_folds(found, targets, target.loss)
+        folds = usable_folds(folds, targets, target.loss)
         if target.classes is not None:
-            warn_of_classes(found, targets)
-        same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
-        if known and not (len(found) == len(known) and all(same)):
+            warn_of_classes(folds, targets)
+        same = [np.array_equal(fold.uses, known_fold.uses) for fold, known_fold in zip(folds, known, strict=False)]
+        if known and not (len(folds) == len(known) and all(same)):
             raise ParameterError("start_from is a result of other folds: leave folds, groups, time and repeats out")
-        return found
+        return folds
 
 
 #: Those of `FoldOptions` that may name a column.
@@ -474,17 +474,19 @@ def folded(
         if division.groups is not None:
             raise ParameterError("group and groups are two names of the same: leave groups out")
         if not division.can_keep_groups and not draws_rows(parameters):
-            what = "time" if division.time is not None else "folds that are given row by row"
-            raise ParameterError(f"group has no effect with {what} if no rows are drawn: leave it out, or give subsample")
+            cause = "time" if division.time is not None else "folds that are given row by row"
+            raise ParameterError(f"group has no effect with {cause} if no rows are drawn: leave it out, or give subsample")
     if not isinstance(data, Dataset) and is_prepared(data):
         data = Dataset(data)
         target = ... if isinstance(target, str | list) and target == data.target else target
     if isinstance(data, Dataset):
-        given = shaping | {"target": None if target is ... else target}
+        settings = shaping | {"target": None if target is ... else target}
         if not data.is_temporary:
-            given.pop("client")  # `Dataset._rows` checks it
-        given["categorical_features"] = None if given["categorical_features"] == "from_dtype" else given["categorical_features"]
-        for name, value in given.items():
+            settings.pop("client")  # `Dataset._rows` checks it
+        settings["categorical_features"] = (
+            None if settings["categorical_features"] == "from_dtype" else settings["categorical_features"]
+        )
+        for name, value in settings.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
         for name in _COLUMNS:
@@ -503,8 +505,8 @@ def folded(
     with opened as prepared, prepared._rows(options.client).for_folds() as rows:
         targets = rows.targets()
         kind = target_of(targets, parameters, prepared.target)
-        found = division.of(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
-        yield FoldedRows(prepared, rows, targets, found, division.is_kept)
+        folds = division.of(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
+        yield FoldedRows(prepared, rows, targets, folds, division.is_kept)
 
 
 class FoldSettings:
@@ -597,12 +599,12 @@ def cross_validate(
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
     fitted = fit_folds(rows.fit, folds, request_of, means, settings.n_threads, states)
-    boosters = [trained(one, parameters) for one in fitted]
+    boosters = [trained(result, parameters) for result in fitted]
     scores, summary = _scores(fitted, metrics)
     best = _best(fitted, metrics, summary)
     states = [
-        FoldState(fold, one.ensemble if one.whole is None else one.whole, tuple(one.history))
-        for fold, one in zip(folds, fitted, strict=True)
+        FoldState(fold, result.ensemble if result.whole is None else result.whole, tuple(result.history))
+        for fold, result in zip(folds, fitted, strict=True)
     ]
     result = partial(CVResult, scores, summary, *best, boosters)
     if not predicts:
@@ -622,7 +624,7 @@ def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stop
     """Return what a continued cross-validation must have in common with its beginning, as JSON."""
     learning = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
     rule = None if early_stopping is None else asdict(early_stopping)
-    described: dict[str, Any] = plain(learning | {"eval_metric": [one.name for one in metrics], "early_stopping": rule})
+    described: dict[str, Any] = plain(learning | {"eval_metric": [metric.name for metric in metrics], "early_stopping": rule})
     return described
 
 
@@ -663,7 +665,7 @@ def _with_values(
     row_filter = None if options.filter is None else RowFilter(options.filter)
     if is_stream(data) and not known:
         data = rereadable(data, partial(columns_used, options.features, used, row_filter), "cv")
-    what = ", ".join(f"{name}={column!r}" for name, column in named.items())
+    keywords = ", ".join(f"{name}={column!r}" for name, column in named.items())
     names: Names | None
     if is_stream(data):
         table, names = data, stream_of(data).names
@@ -674,7 +676,7 @@ def _with_values(
         table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
         names = names_of_table(table)
     if names is None and named:
-        raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
+        raise InputTypeError(f"{keywords} names a column, but the data have no columns: give one value per row")
     names = names or Names(())
     for name, column in named.items():
         if names.find(column) is None:
@@ -737,8 +739,8 @@ def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple
     columns = [*((metric.column, metric.name) for metric in metrics), ("train_loss", "train_loss")]
     records = [
         (fold, record["iteration"], name, record[column])
-        for fold, one in enumerate(fitted)
-        for record in one.history
+        for fold, result in enumerate(fitted)
+        for record in result.history
         for column, name in columns
     ]
     scores = pd.DataFrame(records, columns=["fold", "iteration", "metric", "value"])
@@ -752,7 +754,11 @@ def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple
 def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: pd.DataFrame) -> tuple[int, float, str]:
     """Return the best iteration, its mean score, and the metric."""
     rule: StoppingRule | None = fitted[0].early_stopping
-    metric = metrics[-1] if rule is None else next(one for one in metrics if one.column == rule.column)
+    metric = (
+        metrics[-1]
+        if rule is None
+        else next(metric_of_rule for metric_of_rule in metrics if metric_of_rule.column == rule.column)
+    )
     means = summary.loc[summary["metric"] == metric.name].set_index("iteration")["mean"]
     if rule is not None:
         return rule.best_iteration, float(means[rule.best_iteration]), metric.name
@@ -768,10 +774,10 @@ def _held_out_means(
     sums: np.ndarray | None = None
     times = np.zeros(n_rows, np.int64)
     for positions, raw in held_out:
-        found = output(raw)
+        outputs = output(raw)
         if sums is None:
-            sums = np.zeros((n_rows, *found.shape[1:]))
-        sums[positions] += found
+            sums = np.zeros((n_rows, *outputs.shape[1:]))
+        sums[positions] += outputs
         times[positions] += 1
     assert sums is not None
     with np.errstate(invalid="ignore"):

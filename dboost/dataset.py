@@ -254,7 +254,7 @@ class Dataset:
         targets = [self.target] if isinstance(self.target, str) else self.target or "–"
         facts = {
             "rows": f"{self.n_rows:,}", "features": ", ".join(names) + (f" and {more} more" if more else ""),
-            "target": ", ".join(targets), "categorical": str(sum(one.categories is not None for one in self._features)),
+            "target": ", ".join(targets), "categorical": str(sum(feature.categories is not None for feature in self._features)),
             "bins": str(self.max_bins), "size": format_bytes(self._n_bytes), "place": self._place,
         }  # fmt: skip
         return display.html_card("dboost.Dataset", list(facts.items()))

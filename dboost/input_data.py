@@ -67,10 +67,10 @@ def input_of(
         if filter is not None:
             raise ParameterError("filter belongs to dboost.prepare: the data set was prepared before")
         prepared = data if isinstance(data, Dataset) else Dataset(data)
-        given = roles | {"target": None if target is ... else target, "features": features}
+        settings = roles | {"target": None if target is ... else target, "features": features}
         if not (isinstance(categorical_features, str) and categorical_features == "from_dtype"):
-            given["categorical_features"] = categorical_features
-        return PreparedInput(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
+            settings["categorical_features"] = categorical_features
+        return PreparedInput(prepared, {name: value for name, value in settings.items() if value is not None}, client, workers)
     if target is ...:
         raise InputTypeError("the target is missing: give the name of a column, or one value per row")
     row_filter = None if filter is None else RowFilter(filter)

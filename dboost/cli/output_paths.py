@@ -106,11 +106,11 @@ def _files_of(path: str) -> list[str]:
 
 def _same_name(paths: Sequence[str]) -> list[str]:
     """Return the one name that each file has however its path is written."""
-    found = []
+    names = []
     for path in paths:
         files, name = filesystem_of(path)
-        found.append(os.path.realpath(name) if isinstance(files, LocalFileSystem) else files.unstrip_protocol(name))
-    return found
+        names.append(os.path.realpath(name) if isinstance(files, LocalFileSystem) else files.unstrip_protocol(name))
+    return names
 
 
 def _check_target(files: Any, name: str, path: str, option: str) -> None:

@@ -106,11 +106,13 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         target = target.rstrip("/")
         filesystem.invalidate_cache()
         try:
-            found = [str(one).rstrip("/").rpartition("/") for one in filesystem.ls(target, detail=False)]
+            split_names = [
+                str(name_in_store).rstrip("/").rpartition("/") for name_in_store in filesystem.ls(target, detail=False)
+            ]
         except FileNotFoundError:
             return []
         # A store may also list an object of the folder's own name.
-        return sorted(name for parent, _, name in found if parent.strip("/") == target.strip("/"))
+        return sorted(name for parent, _, name in split_names if parent.strip("/") == target.strip("/"))
 
 
 def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
@@ -170,11 +172,11 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
             with open(target, "rb") as file:
                 return file.read()
         try:
-            found: bytes = filesystem.cat_file(target)
+            content: bytes = filesystem.cat_file(target)
         except FileNotFoundError:
             filesystem.invalidate_cache()  # it may be newer than the cached listing
-            found = filesystem.cat_file(target)
-    return found
+            content = filesystem.cat_file(target)
+    return content
 
 
 @contextmanager

@@ -64,10 +64,12 @@ def check_shape(value: Any, shape: Shape, what: str) -> None:
         for i, item in enumerate(value):
             check_shape(item, shape[0], f"{what}[{i}]")
     elif type(shape) is tuple:
-        nested = [one for one in shape if isinstance(one, dict | list) and type(one) is type(value)]
+        nested = [
+            alternative for alternative in shape if isinstance(alternative, dict | list) and type(alternative) is type(value)
+        ]
         if nested:
             return check_shape(value, nested[0], what)
-        _require(any(_is(value, one) for one in shape), value, shape, what)
+        _require(any(_is(value, alternative) for alternative in shape), value, shape, what)
     else:
         _require(_is(value, shape), value, shape, what)
 
@@ -75,7 +77,7 @@ def check_shape(value: Any, shape: Shape, what: str) -> None:
 def _check_entries(value: Any, shape: dict[str, Shape], what: str) -> None:
     _require(isinstance(value, dict), value, shape, what)
     others = shape.get(OTHERS)
-    known = {name.removesuffix("?"): one for name, one in shape.items() if name != OTHERS}
+    known = {name.removesuffix("?"): entry_shape for name, entry_shape in shape.items() if name != OTHERS}
     missing = [name for name in known if name not in value and name in shape]
     if missing:
         raise ShapeError(f"{what} has no entry {missing[0]!r}")
@@ -108,8 +110,8 @@ def _is_json(value: Any, levels: int, is_finite: bool) -> bool:
 
 def _require(holds: bool, value: Any, shape: Shape, what: str) -> None:
     if not holds:
-        found = f"{value!r:.40}" if value is None or type(value) in (bool, int, float, str) else _NAMES.get(type(value), "?")
-        raise ShapeError(f"{what} is {found}, not {_described(shape)}")
+        present = f"{value!r:.40}" if value is None or type(value) in (bool, int, float, str) else _NAMES.get(type(value), "?")
+        raise ShapeError(f"{what} is {present}, not {_described(shape)}")
 
 
 def _described(shape: Shape) -> str:

@@ -107,9 +107,9 @@ class Lease:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        found = self._release()
-        if found is not None and isinstance(error, DBoostError) and not isinstance(error, BusyError):
-            raise self._busy(found) from error
+        record = self._release()
+        if record is not None and isinstance(error, DBoostError) and not isinstance(error, BusyError):
+            raise self._busy(record) from error
 
     def check(self, *_: Any) -> None:
         """Renew the lease if that is overdue; a callback of `dboost.fit`."""
@@ -128,25 +128,25 @@ class Lease:
         """
         with self._lock:
             began = time.monotonic()
-            found = self._read()
-            if not self._is_own(found):
-                raise self._busy(found)
+            record = self._read()
+            if not self._is_own(record):
+                raise self._busy(record)
             self._write(write_whole)
             if self._renewed - began > self._seconds:  # suspended between reading and writing
-                raise self._busy(found)
+                raise self._busy(record)
 
     def _release(self) -> bytes | None:
         """Remove the file if it is that of this run; return the content of another one, and nothing if there is no file."""
         try:
-            found = self._read()
-            if self._is_own(found):
+            record = self._read()
+            if self._is_own(record):
                 remove(self.path)
                 return None
         except Exception as failed:  # the file counts as abandoned after its duration
             if not is_failure(failed):
                 raise
             return None
-        return found
+        return record
 
     def _keep(self) -> None:
         while not self._ended.wait(self._seconds / 3):
@@ -168,9 +168,9 @@ class Lease:
     def _take_over(self) -> bool:
         """Take over an abandoned lease; return False if its file has disappeared."""
         try:
-            found = read_whole(self.path)
-            if not _is_dead(found):
-                self._watch(found)
+            record = read_whole(self.path)
+            if not _is_dead(record):
+                self._watch(record)
             self._write(write_whole)
             time.sleep(min(self._seconds / _WATCHES, _MOMENT))
             now = read_whole(self.path)

@@ -64,14 +64,14 @@ def remove_stale(root: Path | None = None) -> None:
     root = root or temporary_root()
     try:
         with os.scandir(root) as entries:
-            found = [
+            folders = [
                 Path(entry.path)
                 for entry in entries
                 if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and _is_ours(entry)
             ]
     except OSError:
         return
-    for folder in found:
+    for folder in folders:
         if folder in _DIRECTORIES:  # with some network file systems a process can take its own locks again
             continue
         with suppress(OSError):
@@ -207,10 +207,10 @@ class _Form:
 
     def read(self, file: IO[bytes]) -> np.ndarray:
         count = math.prod(self.shape)
-        found = np.fromfile(file, self.dtype, count)
-        if len(found) != count:
-            raise OSError(f"it ends after {len(found)} of {count} values")
-        return found.reshape(self.shape[::-1]).T if self.by_columns else found.reshape(self.shape)
+        values = np.fromfile(file, self.dtype, count)
+        if len(values) != count:
+            raise OSError(f"it ends after {len(values)} of {count} values")
+        return values.reshape(self.shape[::-1]).T if self.by_columns else values.reshape(self.shape)
 
 
 def _read_some(file: IO[bytes], forms: Sequence[_Form], some: Collection[int]) -> Iterator[np.ndarray]:
@@ -287,7 +287,7 @@ class Spool:
     def drop(self, number: int) -> None:
         """Remove the arrays stored under a number, if any."""
         if (number, 0) in self._stored:
-            self.keep_only([other for other, _ in self._stored if other != number])
+            self.keep_only([stored for stored, _ in self._stored if stored != number])
 
     def hold(self, number: int, arrays: list[np.ndarray], part: int = 0) -> None:
         """Store arrays in memory whatever their size: for data that the caller holds in memory anyway."""

@@ -215,8 +215,8 @@ def _in_memory(data: Any, ensemble: Ensemble, roles: ScoringRoles) -> tuple[int,
     features = *ensemble.features, *(Feature(name) for name in dict.fromkeys(columns) if name is not None)
     blocks = FeatureBlocks(data, features, ensemble.named, what="inspect")
     values = [
-        _values_of(role, given, len(blocks)) if given is not None and column is None else None
-        for role, given, column in zip(roles._fields, roles, columns, strict=True)
+        _values_of(role, values, len(blocks)) if values is not None and column is None else None
+        for role, values, column in zip(roles._fields, roles, columns, strict=True)
     ]
     return len(blocks), ((rows.start, _with_values(_split(block, columns), values, rows)) for rows, block in blocks)
 
@@ -241,7 +241,7 @@ Columns = tuple[str | None, ...]
 
 def _columns(roles: ScoringRoles, ensemble: Ensemble, data: Any) -> Columns:
     """Return the columns of the roles of rows."""
-    return tuple(_column(role, given, ensemble, data) for role, given in zip(roles._fields, roles, strict=True))
+    return tuple(_column(role, values, ensemble, data) for role, values in zip(roles._fields, roles, strict=True))
 
 
 def _column(role: str, given: Any, ensemble: Ensemble, data: Any) -> str | None:

@@ -27,15 +27,15 @@ def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> N
         if str(given_value).startswith("<") or (isinstance(given_value, list) and str(known).startswith("<")):
             raise ParameterError(f"{where} holds prepared data with a {name} of their own: leave yours out")
         if given_value != known and text_of(value) != known:
-            what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
-            raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {what}")
+            state = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
+            raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {state}")
 
 
 def named_roles(settings: dict[str, Any]) -> dict[str, str | list[str]]:
     """Return the names of the columns of roles, without those that were given as values."""
     names = {role: settings.get(role) for role in ROLES}
-    found = {role: name for role, name in names.items() if name is not None and not str(name).startswith("<")}
-    return {role: [*map(str, name)] if isinstance(name, list) else str(name) for role, name in found.items()}
+    roles = {role: name for role, name in names.items() if name is not None and not str(name).startswith("<")}
+    return {role: [*map(str, name)] if isinstance(name, list) else str(name) for role, name in roles.items()}
 
 
 def roles_of_fits(settings: dict[str, Any]) -> dict[str, str | list[str]]:
@@ -52,7 +52,7 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [describe(one) for one in value]
+        return [describe(item) for item in value]
     if Names(()).is_label(value):
         return text_of(value)
     return f"<{type(value).__name__}>"

@@ -248,17 +248,17 @@ class LeafEstimator:
                 lambda *buckets: self._merged(leaf_keys, subset, outputs, self._rank_unit, *buckets),
                 self._rows.n_rows * len(outputs),
             )
-        found = find_quantiles(
+        quantiles = find_quantiles(
             lambda *digits: self._merged(leaf_digits, subset, outputs, self._rank_unit, *digits),
             lambda keys: self._merged(leaf_next, subset, outputs, keys),
             ranks_of(levels, n_leaves),
             n_groups,
             near,
         ).reshape(len(outputs), n_leaves)
-        for output, steps in zip(outputs, found, strict=True):
+        for output, steps in zip(outputs, quantiles, strict=True):
             if steps.max() > steps.min():
                 self._reach[output] = float(steps.min()), float(steps.max())
-        return found
+        return quantiles
 
     def _multiplier(self, steps: np.ndarray, subset: RowSubset) -> float:
         """Return ρ = argmin Σ w L(y, F + ρ h(x)) for a tree h with the leaf values `steps`."""

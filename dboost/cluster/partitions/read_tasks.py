@@ -294,8 +294,8 @@ class ReadTasks:
                 restrictions = {"workers": [preferred], "allow_other_workers": True}
             try:
                 left = numbers[len(receipts) :]
-                for some in [left] if self._tasks.stored is None else self._tasks.stored.waves(left):
-                    receipts += self._read(connection, batch, some, plan, restrictions, len(receipts), len(numbers))
+                for wave in [left] if self._tasks.stored is None else self._tasks.stored.waves(left):
+                    receipts += self._read(connection, batch, wave, plan, restrictions, len(receipts), len(numbers))
                 return receipts
             except _SubmitAgain:
                 continue
@@ -340,8 +340,8 @@ class ReadTasks:
             sizes = None if self._tasks.sizes is None else {i: self._tasks.sizes[i] for i in numbers}
             events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes, runs)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
-            found = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)
-            return [one for some in found for one in (some if isinstance(some, list) else [some])]
+            receipts = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)
+            return [receipt for received in receipts for receipt in (received if isinstance(received, list) else [received])]
         except _ReadFailed as unread:
             failure = self._failure(connection, batch.rpartition("/")[0], unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
@@ -364,17 +364,17 @@ class ReadTasks:
             absent = self._check_columns_of(connection, i)
             if absent is not None:
                 return absent
-        of = "" if table == TRAINING_DATA else f" of the {table}"
+        suffix = "" if table == TRAINING_DATA else f" of the {table}"
         if is_out_of_descriptors(error):
-            return out_of_descriptors("the worker", f"read partition {i}{of}")
+            return out_of_descriptors("the worker", f"read partition {i}{suffix}")
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, ImportError):  # Dask could not load its graph
             error = error.__cause__
         if isinstance(error, ModuleNotFoundError):
             return DBoostError(
-                f"partition {i}{of} could not be read: the cluster cannot import {error.name or error}: install it on the "
+                f"partition {i}{suffix} could not be read: the cluster cannot import {error.name or error}: install it on the "
                 "workers and the scheduler, send its file with client.upload_file, or define its functions in the script itself"
             )
-        return DBoostError(f"partition {i}{of} could not be read: {type(error).__name__}: {' '.join(str(error).split())}")
+        return DBoostError(f"partition {i}{suffix} could not be read: {type(error).__name__}: {' '.join(str(error).split())}")
 
     def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
         """Read all columns of a partition; return the error if they do not match the plan."""
@@ -385,12 +385,12 @@ class ReadTasks:
         graph[key] = (_check_part, i, pack(self.plan), bundles[i])
         futures = submit(connection.client, graph, [key], priority=_PRIORITY)
         try:
-            found = futures[0].exception(timeout=worker_timeout())
+            exception = futures[0].exception(timeout=worker_timeout())
         except TimeoutError:
             return None
         finally:
             connection.cancel(futures, reason="the columns are known")
-        return found if isinstance(found, DataError) else None
+        return exception if isinstance(exception, DataError) else None
 
 
 class _ReadFailed(Exception):
@@ -500,7 +500,7 @@ def _receipts(
             failed = _ReadFailed(number, future.exception())
             if at_once or isinstance(failed.error, ParameterError):  # that concerns all partitions
                 raise failed
-            later = [one for one, i in pending.items() if i > number]
+            later = [future for future, i in pending.items() if i > number]
             connection.cancel(later, reason=f"partition {number} failed")
             for one in later:
                 del pending[one]
@@ -554,8 +554,8 @@ class _Wait:
             When there was no worker for `dboost.worker-timeout`, or all that may run the tasks were paused at their memory
             limits, or none may run a task that the others wait for.
         """
-        here, paused, is_stuck, unrunnable = self._connection.remove_unresponsive()
-        if self._bound and not set(self._bound) & set(here):
+        responsive, paused, is_stuck, unrunnable = self._connection.remove_unresponsive()
+        if self._bound and not set(self._bound) & set(responsive):
             raise _SubmitAgain
         if not is_stuck and not unrunnable:  # a worker can run tasks
             self._seconds = 0.0
@@ -563,22 +563,22 @@ class _Wait:
         self._seconds += liveness_timeout()
         if self._seconds >= worker_timeout():
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
-            if here and unrunnable:
+            if responsive and unrunnable:
                 key, allowed = min(unrunnable.items())
                 where = allowed or "workers that are not there"
                 raise DBoostError(
                     f"for {seconds} no worker may run {len(unrunnable)} of the tasks that supply the data, such as {key!r}, "
                     f"which is restricted to {where}{lost}: persist the data, or prepare the data set, again"
                 )
-            if not here:
+            if not responsive:
                 raise DBoostError(f"no worker has come for {seconds}, so the data cannot be read{lost}")
-            which = "the workers that may read the data" if set(here) - set(paused) else "all workers"
+            subject = "the workers that may read the data" if set(responsive) - set(paused) else "all workers"
             usage = ", ".join(
                 f"{worker} uses {format_bytes(used)}" + (f" of {format_bytes(limit)}" if limit else "")
                 for worker, (used, limit) in paused.items()
             )
             raise DBoostError(
-                f"for {seconds} {which} have been paused by Dask because they are short of memory ({usage}), and paused "
+                f"for {seconds} {subject} have been paused by Dask because they are short of memory ({usage}), and paused "
                 "workers read no data: free what else they hold, or add workers or memory"
             )
 

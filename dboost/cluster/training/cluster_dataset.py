@@ -152,7 +152,7 @@ class ClusterRows(BinnedRows):
             yield self
 
     def map(self, function: Callable[..., Any], arguments: Sequence[Any] | None = None) -> list[Any]:
-        return self._map(function, [() for _ in self.futures] if arguments is None else [(one,) for one in arguments])
+        return self._map(function, [() for _ in self.futures] if arguments is None else [(argument,) for argument in arguments])
 
     def _map(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, at_once: bool = False) -> list[Any]:
         """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised.
@@ -282,12 +282,14 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
                 i: (entry.ref, connection.fit, entry.batch) for entry in partitions.worker_partitions for i in entry.numbers
             }
             for i, key in enumerate(keys):
-                given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
+                roles_of_partition = {
+                    role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()
+                }
                 known = *ranges[i], partitions.lengths[i], partitions.fingerprints[i]
                 if raw.parts is not None:
-                    graph[key] = (_bin_read, shared, i, known, pack(given), pack((owners[i], raw.parts.only([i]))))
+                    graph[key] = (_bin_read, shared, i, known, pack(roles_of_partition), pack((owners[i], raw.parts.only([i]))))
                 else:
-                    graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
+                    graph[key] = (_bin_part, shared, i, known, pack(roles_of_partition), raw.bundles[i])
             futures += submit(client, graph, keys, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
@@ -379,7 +381,7 @@ def _bin_read(shared: bytes, i: int, known: _Known, given: bytes, source: bytes)
         if slices is None:
             (data,) = parts.partitions(plan.needed)
             return _read_again(data, {}, plan, most_rows)
-        return _joined_slices(slices, plan), joined_fingerprint([one.fingerprint or 0 for one in slices])
+        return _joined_slices(slices, plan), joined_fingerprint([chunk.fingerprint or 0 for chunk in slices])
 
     return _binned(shared, i, known, given, read)
 
@@ -393,10 +395,10 @@ def _joined_slices(slices: list[Chunk], plan: ReadPlan) -> Chunk:
     columns: list[Column] = []
     for j, spec in enumerate(plan.specs):
         unifier = ColumnUnifier(spec.name)
-        values = np.concatenate([unifier.add(one.columns[j], 0) for one in slices])
+        values = np.concatenate([unifier.add(chunk.columns[j], 0) for chunk in slices])
         is_code = isinstance(first.columns[j], CategoryColumn)
         columns.append(CategoryColumn(values, unifier.categories.categories()) if is_code else values)
-    return Chunk(sum(one.n_rows for one in slices), columns, first.roles)
+    return Chunk(sum(chunk.n_rows for chunk in slices), columns, first.roles)
 
 
 def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> BinnedPartition:
@@ -418,14 +420,14 @@ def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> 
             separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
             roles = RowRoles.of(chunk.roles.by_name() | separate)
         chunk = replace(chunk, roles=roles)
-        found, coded, kept = bin_chunk(chunk, binning)
+        binned, coded, kept = bin_chunk(chunk, binning)
     except DBoostError as error:
         raise type(error)(f"partition {i}: {error}") from None
-    assert found.n_rows == n_kept
+    assert binned.n_rows == n_kept
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
-    column = found.roles.target
+    column = binned.roles.target
     assert column is not None
-    return replace(found, sample=(values_of(coded, kept[drawn]), rows_of(column, drawn)))
+    return replace(binned, sample=(values_of(coded, kept[drawn]), rows_of(column, drawn)))
 
 
 def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:

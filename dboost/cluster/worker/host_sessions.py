@@ -156,7 +156,7 @@ def choose_trainers(
     is alone: then the fits of a client have the same trainer, which has loaded its kernels.
     trainers : the sessions that are trainers already; they remain it while they have room.
     """
-    found: dict[SessionRef, SessionRef] = {}
+    trainer_of: dict[SessionRef, SessionRef] = {}
     for group in by_host({ref: (member.host, member.place.processors) for ref, member in members.items()}):
         readers = [ref for ref in group if members[ref].has_read]
         n_rows = sum(members[ref].n_rows for ref in readers)
@@ -164,8 +164,8 @@ def choose_trainers(
         candidates = [ref for ref in roomy if ref in trainers] or [ref for ref in roomy if ref in readers]
         if readers and candidates and all(members[ref].place.most_rows >= members[ref].n_rows for ref in readers):
             trainer = candidates[turn % len(candidates)]
-            found |= dict.fromkeys([*readers, trainer], trainer)
-    return found
+            trainer_of |= dict.fromkeys([*readers, trainer], trainer)
+    return trainer_of
 
 
 def n_threads_of_trainer(n_threads: Collection[int], n_processors: int, n_fits: int, own: int) -> int:

@@ -163,7 +163,7 @@ def _opened(file: DataFile) -> Iterator[Any]:
     with OpenFile(fs, name, compression=compression) as stored:
         if file.ending.endswith(".zip"):
             with zipfile.ZipFile(stored) as archive:
-                inside = [one for one in archive.namelist() if not (one.endswith("/") or _HIDDEN.search(one))]
+                inside = [member for member in archive.namelist() if not (member.endswith("/") or _HIDDEN.search(member))]
                 if len(inside) != 1:
                     raise DataError(
                         f"{shown(file.url)} holds {len(inside)} files{': ' if inside else ''}{', '.join(inside[:3])}, but a "
@@ -218,7 +218,7 @@ def _as_numbers(column: pd.Series) -> pd.Series | None:
         return None
     distinct = column.dropna().unique().tolist()
     words = [word for word in distinct if word not in _TRUTH_VALUES]
-    if any(pd.to_numeric(pd.Series(some, dtype=object), errors="coerce").isna().any() for some in (words[:100], words)):
+    if any(pd.to_numeric(pd.Series(sample, dtype=object), errors="coerce").isna().any() for sample in (words[:100], words)):
         return None
     values: dict[Any, float] = dict(_TRUTH_VALUES)
     if words:  # read as in other blocks, to the last bit

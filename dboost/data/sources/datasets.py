@@ -38,8 +38,8 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
 
     is_fragment = is_a(data, "pyarrow.dataset", "FileFragment")
     schema = data.physical_schema if is_fragment else data.schema
-    own = None if is_fragment else getattr(data, "_scan_options", {}).get("filter")  # Arrow shows it nowhere else
-    if own is not None:  # Arrow refuses to list the fragments
+    scan_filter = None if is_fragment else getattr(data, "_scan_options", {}).get("filter")  # Arrow shows it nowhere else
+    if scan_filter is not None:  # Arrow refuses to list the fragments
         data = data.replace_schema(schema)
         data._scan_options = {}
     fragments = [data] if is_fragment else list(data.get_fragments())
@@ -60,15 +60,15 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
             else:
                 parts.append(_FragmentPart(fragment))
         meta = pa.table(schema.empty_table()).to_pandas(types_mapper=pd.ArrowDtype)
-        filters = [RowFilter(own)] if own is not None else []
+        filters = [RowFilter(scan_filter)] if scan_filter is not None else []
         if row_filter is not None:
             filters.append(row_filter)
-        parts = [one for of_file in parts_of_files(parts, schema, most_bytes, filters) for one in of_file]
+        parts = [part for of_file in parts_of_files(parts, schema, most_bytes, filters) for part in of_file]
     in_order = None
     if most_bytes is not None and all(isinstance(part, ParquetPart) for part in parts):
         in_order = partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)
-    found = Parts(meta, parts, partial(_read, schema=schema), "read-dataset", in_order)
-    return found if own is None else found.filtered(RowFilter(own))
+    source = Parts(meta, parts, partial(_read, schema=schema), "read-dataset", in_order)
+    return source if scan_filter is None else source.filtered(RowFilter(scan_filter))
 
 
 def _file_of(fragment: Any) -> tuple[DataFile, Any]:

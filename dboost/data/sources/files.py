@@ -91,12 +91,12 @@ def stat_file(fs: Any, name: str, info: dict[str, Any]) -> DataFile:
     """Return a file by what its file system says of it."""
     url, size, listed = fs.unstrip_protocol(name), info.get("size"), time.time_ns()
     if isinstance(fs, LocalFileSystem):
-        found = os.stat(name)
-        return DataFile(url, found.st_size, f"time {found.st_mtime_ns} {found.st_ctime_ns}", platform.node(), listed)
+        status = os.stat(name)
+        return DataFile(url, status.st_size, f"time {status.st_mtime_ns} {status.st_ctime_ns}", platform.node(), listed)
     for kind, names in (("tag", _TAGS), ("time", _TIMES)):
-        for one in names:
-            if info.get(one):
-                value = info[one].timestamp() if isinstance(info[one], datetime) else info[one]
+        for key in names:
+            if info.get(key):
+                value = info[key].timestamp() if isinstance(info[key], datetime) else info[key]
                 return DataFile(url, size, f"{kind} " + str(value).strip('"'), listed=listed)
     return DataFile(url, size, "", listed=listed)
 
@@ -127,12 +127,12 @@ def check_unchanged(file: DataFile) -> None:
 
 def digest_of(file: DataFile) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; DataError if it cannot be read, or changes meanwhile."""
-    found = sha256()
+    digest = sha256()
     fs, name = filesystem_of(file.url)
     with unchanged(file), fs.open(name, "rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def changed(file: DataFile) -> DataError:
@@ -190,8 +190,8 @@ class _FollowingLinks(LocalFileSystem):
     """The local file system, where a link to a folder is a folder: fsspec would leave out the files in it."""
 
     def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
-        found = super().ls(path, detail=True, **options)
-        for info in found:
+        entries = super().ls(path, detail=True, **options)
+        for info in entries:
             name = info["name"]
             if info["islink"] and os.path.isdir(name):
                 info["type"], folder = "directory", os.path.realpath(name)
@@ -199,7 +199,7 @@ class _FollowingLinks(LocalFileSystem):
                     os.path.realpath(above) == folder for above in PurePosixPath(name).parents
                 ):
                     raise DataError(f"the folder {shown(folder)} contains itself, by the link {shown(name)}: remove the link")
-        return found if detail else [info["name"] for info in found]
+        return entries if detail else [info["name"] for info in entries]
 
 
 def find_files(path: Any) -> DataFiles:
@@ -222,23 +222,23 @@ def find_files(path: Any) -> DataFiles:
         fs = _FollowingLinks() if isinstance(fs, LocalFileSystem) else fs
         fs.invalidate_cache()
         if fs.exists(name) and not fs.isdir(name):
-            root, found = posixpath.dirname(name), {name: fs.info(name)}
+            root, entries = posixpath.dirname(name), {name: fs.info(name)}
         elif fs.isdir(name):
-            root, found = name.rstrip("/") or "/", fs.find(name, detail=True)
-            if any(f"{root.rstrip('/')}/{description}" in found for description in (PREPARED, OLD_PREPARED)):
+            root, entries = name.rstrip("/") or "/", fs.find(name, detail=True)
+            if any(f"{root.rstrip('/')}/{description}" in entries for description in (PREPARED, OLD_PREPARED)):
                 raise DataError(
                     f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table"
                 )
-            _check_plain(path, found)
-            found = _without_hidden(root, len(root.rstrip("/").split("/")), found)
+            _check_plain(path, entries)
+            entries = _without_hidden(root, len(root.rstrip("/").split("/")), entries)
         elif not MAGIC.search(name):
-            root, found = name, {}
+            root, entries = name, {}
         else:
             root, n_fixed = _fixed(fs, name)
             literal = MAGIC.sub(r"[\g<0>]", root.rstrip("/"))
             glob = "/".join([literal, *name.split("/")[n_fixed:]]) if n_fixed else name
-            found = _without_hidden(name, n_fixed, _matches(fs, glob))
-        files = {posixpath.relpath(file, root): stat_file(fs, file, found[file]) for file in sorted(found, key=natural_key)}
+            entries = _without_hidden(name, n_fixed, _matches(fs, glob))
+        files = {posixpath.relpath(file, root): stat_file(fs, file, entries[file]) for file in sorted(entries, key=natural_key)}
         return DataFiles(fs.unstrip_protocol(root), files)
 
 
@@ -263,33 +263,33 @@ def existing_files(path: Any) -> tuple[str, list[DataFile]]:
     DataError
         If there is no file at one of the paths.
     """
-    found = []
+    located = []
     for item in items_of(path):
         of_item = find_files(item)
         if not of_item.files:
             raise no_files_error(item)
-        found.append(of_item)
-    roots = {one.root for one in found}
+        located.append(of_item)
+    roots = {item_files.root for item_files in located}
     root = path.root if isinstance(path, FilesBelow) else roots.pop() if len(roots) == 1 else _common(roots)
-    return root, [file for one in found for file in one.files.values()]
+    return root, [file for item_files in located for file in item_files.files.values()]
 
 
 def _common(urls: set[str]) -> str:
     parts = [url.split("/") for url in urls]
-    n_equal = next((k for k, of in enumerate(zip(*parts, strict=False)) if len(set(of)) > 1), min(map(len, parts)))
+    n_equal = next((k for k, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), min(map(len, parts)))
     return "/".join(parts[0][:n_equal])
 
 
 def folder_columns(root: str, files: Sequence[DataFile]) -> list[dict[str, str | None]]:
     """Return for each file the columns in the names of its folders below `root`, as text; None for a missing value."""
-    found = []
+    columns = []
     for file in files:
         inside = without_query(file.url).removeprefix(root.rstrip("/") + "/") if root else ""
         pairs = [folder.partition("=") for folder in inside.split("/")[:-1]]
-        found.append(
+        columns.append(
             {unquote(key): None if value == _MISSING else unquote(value) for key, equals, value in pairs if key and equals}
         )
-    return found
+    return columns
 
 
 def items_of(path: Any) -> list[str]:
@@ -380,9 +380,9 @@ def _fixed(fs: Any, glob: str) -> tuple[str, int]:
 
 def _matches(fs: Any, glob: str) -> dict[str, Any]:
     """Return the files that match a glob, and those in folders that match it and are named like a file, as Dask writes them."""
-    found = fs.glob(glob, detail=True)
-    files = {name: info for name, info in found.items() if info["type"] != "directory"}
-    for name, info in found.items():
+    matched = fs.glob(glob, detail=True)
+    files = {name: info for name, info in matched.items() if info["type"] != "directory"}
+    for name, info in matched.items():
         if info["type"] == "directory" and name.lower().endswith(PARQUET + CSV):
             files |= fs.find(name, detail=True)
     return files

@@ -156,16 +156,16 @@ def open_parquet(
     footers = read_footers(files, columns, exact=most_bytes is not None, filters=[row_filter] if row_filter else [])
     pairs = list(zip(files, footers, strict=True))
     filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
-    first, found = filled[0], {one.url: footer.columns for one, footer in filled}
-    repeated = {name for of_file in found.values() for name in of_file if of_file.count(name) > 1}
+    first, columns_of = filled[0], {file.url: footer.columns for file, footer in filled}
+    repeated = {name for of_file in columns_of.values() for name in of_file if of_file.count(name) > 1}
     for file, footer in filled:
         wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
         if wrong:
             raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
     in_folders = folder_columns(root, files)
     constants = _typed(in_folders, like)
-    for (_, footer), given, of_file in zip(pairs, in_folders, constants, strict=True):
-        for name in of_file.keys() - given.keys() & set(footer.columns):  # this file has the column itself
+    for (_, footer), folder_values, of_file in zip(pairs, in_folders, constants, strict=True):
+        for name in of_file.keys() - folder_values.keys() & set(footer.columns):  # this file has the column itself
             del of_file[name]
     for one in filled[1:]:
         _check_same_columns(first, one, set(constants[0]), columns)
@@ -174,15 +174,18 @@ def open_parquet(
     names = [name for name in all_names if name not in repeated]
     of_first = constants[pairs.index(first)]
     # Arrow cannot select rows of a string_view.
-    fields = [one.with_type(pa.string()) if _is_text(one.type) else one for one in first[1].schema]
+    fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in first[1].schema]
     empty = pa.schema(fields, first[1].schema.metadata).empty_table()
     meta = _frame(empty, of_first, names, first[1].index)
-    fields = [*(one for one in fields if one.name not in of_first), *(pa.field(name, of_first[name].type) for name in of_first)]
+    fields = [
+        *(field for field in fields if field.name not in of_first),
+        *(pa.field(name, of_first[name].type) for name in of_first),
+    ]
     possible = _possible(whole, footers, pa.schema(fields), [row_filter] if row_filter else [])
     parts = [
         part
-        for one, footer, of_file in zip(whole, footers, possible, strict=True)
-        for part in parts_of(one, footer, most_bytes, of_file)
+        for file, footer, of_file in zip(whole, footers, possible, strict=True)
+        for part in parts_of(file, footer, most_bytes, of_file)
     ]
     in_order = None if most_bytes is None else partial(read_in_order, names=names, most_bytes=most_bytes)
     return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
@@ -191,7 +194,7 @@ def open_parquet(
 def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
     """Return the columns in the names of folders as arrays of one value: of the same type for all files."""
     typed: list[dict[str, pa.Array]] = [{} for _ in found]
-    known = {one.name: one for one in like or ()}
+    known = {feature.name: feature for feature in like or ()}
     for name in dict.fromkeys(name for of_file in found for name in of_file):
         values = pa.array([of_file.get(name) for of_file in found], pa.string())
         feature = known.get(name)
@@ -221,7 +224,9 @@ def read_footers(
     those that use extremes; filesystem : as in `ParquetPart`.
     """
 
-    skipping = [one for one in filters if not one.is_polars]  # the others may name columns that are not in the files
+    skipping = [
+        row_filter for row_filter in filters if not row_filter.is_polars
+    ]  # the others may name columns that are not in the files
 
     def read(file: DataFile) -> Footer:
         with unchanged(file), _opened(file, _PIECE_BYTES, filesystem) as stream:
@@ -230,7 +235,7 @@ def read_footers(
         sizes = [_decoded_bytes(group, columns) if exact else group.total_byte_size for group in groups]
         rows = [group.num_rows for group in groups]
         schema = metadata.schema.to_arrow_schema()
-        used = {name for one in skipping for name in one.columns(schema.names)}
+        used = {name for row_filter in skipping for name in row_filter.columns(schema.names)}
         extremes = tuple(_extremes(group, schema, used) for group in groups)
         stored = tuple(sum(column.total_compressed_size for column in _used_columns(group, columns)) for group in groups)
         decoders = tuple(_decoder_bytes(group, columns) if exact else 0 for group in groups)
@@ -259,7 +264,7 @@ def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
 
 def _extremes(group: Any, schema: pa.Schema, names: Collection[str]) -> dict[str, Extremes]:
     """Return the extremes of some columns in a row group, as far as its statistics have them."""
-    found = {}
+    extremes = {}
     for k in range(group.num_columns if names else 0):
         column = group.column(k)
         name = column.path_in_schema
@@ -272,21 +277,21 @@ def _extremes(group: Any, schema: pa.Schema, names: Collection[str]) -> dict[str
         has_missing = not known.has_null_count or known.null_count > 0
         if known.has_min_max:
             with suppress(pa.ArrowException, TypeError, ValueError):
-                found[name] = Extremes(pa.scalar(known.min, kind), pa.scalar(known.max, kind), has_missing)
+                extremes[name] = Extremes(pa.scalar(known.min, kind), pa.scalar(known.max, kind), has_missing)
         elif known.has_null_count and known.null_count == group.num_rows:
-            found[name] = Extremes(None, None, True)
-    return found
+            extremes[name] = Extremes(None, None, True)
+    return extremes
 
 
 def _possible(
     parts: Sequence[ParquetPart], footers: Sequence[Footer], schema: pa.Schema, filters: Sequence[RowFilter]
 ) -> list[np.ndarray]:
     """Return for each file which of its row groups may have rows that the filters keep. schema : of the table."""
-    found = [np.ones(len(footer.groups), bool) for footer in footers]
-    fields = [one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema]
-    kinds = {one.name: one.type for one in fields}
-    for one in filters:
-        used = set(one.columns(schema.names))
+    may_match = [np.ones(len(footer.groups), bool) for footer in footers]
+    fields = [field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema]
+    kinds = {field.name: field.type for field in fields}
+    for row_filter in filters:
+        used = set(row_filter.columns(schema.names))
         known = []
         for part, footer in zip(parts, footers, strict=True):
             fixed = {
@@ -297,18 +302,18 @@ def _possible(
             for of_group in footer.extremes:
                 cast = {name: _cast(extremes, kinds[name]) for name, extremes in of_group.items() if name in kinds}
                 known.append({name: extremes for name, extremes in cast.items() if extremes is not None} | fixed)
-        kept = one.possible(known, pa.schema(fields))
-        for of_file, some in zip(
-            found, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
+        kept = row_filter.possible(known, pa.schema(fields))
+        for of_file, matches in zip(
+            may_match, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
         ):
-            of_file &= some
-    return found
+            of_file &= matches
+    return may_match
 
 
 def _fixed(value: Any, kind: pa.DataType) -> Extremes:
     """Return the extremes of a column that has one value."""
-    found = value.cast(kind)
-    return Extremes(found, found, False) if found.is_valid else Extremes(None, None, True)
+    scalar = value.cast(kind)
+    return Extremes(scalar, scalar, False) if scalar.is_valid else Extremes(None, None, True)
 
 
 def _cast(extremes: Extremes, kind: pa.DataType) -> Extremes | None:
@@ -462,7 +467,7 @@ def _opened_parquet(
         stored = [name for name in wanted if name not in part.constants and name in schema.names]
         index = [] if part.sparing or types is not None else _index_columns(schema)
         memory = {"pre_buffer": False, "buffer_size": _PIECE_BYTES} if part.sparing else {"pre_buffer": True}
-        text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
+        text = [field.name for field in schema if _is_text(field.type) and field.name not in index]
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
             yield file, stored, index
 
@@ -511,12 +516,12 @@ def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> I
             pieces.append(batch)
             missing -= batch.num_rows
         if is_cut or len(pieces) > 1:  # a copy: slices would keep whole batches
-            found = [pa.concat_arrays([piece.column(name) for piece in pieces]) for name in columns]
+            arrays = [pa.concat_arrays([piece.column(name) for piece in pieces]) for name in columns]
         else:
-            found = [pieces[0].column(name) for name in columns]
+            arrays = [pieces[0].column(name) for name in columns]
         del pieces, batch
-        yield pa.table(found, names=columns, metadata=file.schema_arrow.metadata)
-        del found
+        yield pa.table(arrays, names=columns, metadata=file.schema_arrow.metadata)
+        del arrays
         pa.default_memory_pool().release_unused()
 
 
@@ -535,14 +540,14 @@ def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
                 whole[j] = pa.chunked_array([pa.concat_arrays(column.chunks)])
         pa.default_memory_pool().release_unused()
         return pa.table(whole, schema=schema)
-    found = {}
+    arrays = {}
     for name in columns:
         if part.rows is None:
-            found[name] = file.read_row_groups(groups, [name], use_threads=False)[name]
+            arrays[name] = file.read_row_groups(groups, [name], use_threads=False)[name]
         else:
-            found[name] = _some_rows(file, groups, name, part.rows)
+            arrays[name] = _some_rows(file, groups, name, part.rows)
         pa.default_memory_pool().release_unused()  # what decoding has freed: several times the size of the column
-    return pa.table(found, metadata=file.schema_arrow.metadata)
+    return pa.table(arrays, metadata=file.schema_arrow.metadata)
 
 
 def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -> pa.Array:
@@ -560,24 +565,24 @@ def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -
 
 def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str]) -> pa.Table:
     """Return columns with the types of a table's schema; text may be a dictionary."""
-    found = {}
+    declared = {}
     for name in wanted:
         kind = types.field(name).type
         if name not in table.schema.names:
-            found[name] = pa.nulls(table.num_rows, kind)
+            declared[name] = pa.nulls(table.num_rows, kind)
         else:
-            found[name] = table[name] if _is_text(kind) and _is_text(table[name].type) else table[name].cast(kind)
-    return pa.table({"": pa.nulls(table.num_rows)} | found)
+            declared[name] = table[name] if _is_text(kind) and _is_text(table[name].type) else table[name].cast(kind)
+    return pa.table({"": pa.nulls(table.num_rows)} | declared)
 
 
 def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str], index: Sequence[str]) -> pd.DataFrame:
     """Return columns of a table, and constant ones, as a frame of Arrow types with the index that pandas has stored."""
     zeros = np.zeros(table.num_rows, np.int64)
-    found = {name: constants[name].take(zeros) if name in constants else table[name] for name in names}
-    for name in _pandas_categoricals(table.schema).intersection(found).difference(constants):
-        if not pa.types.is_dictionary(found[name].type):
-            found[name] = found[name].dictionary_encode()
-    frame = pa.table(found).to_pandas(types_mapper=pd.ArrowDtype) if found else pd.DataFrame(index=range(table.num_rows))
+    arrays = {name: constants[name].take(zeros) if name in constants else table[name] for name in names}
+    for name in _pandas_categoricals(table.schema).intersection(arrays).difference(constants):
+        if not pa.types.is_dictionary(arrays[name].type):
+            arrays[name] = arrays[name].dictionary_encode()
+    frame = pa.table(arrays).to_pandas(types_mapper=pd.ArrowDtype) if arrays else pd.DataFrame(index=range(table.num_rows))
     if index:
         return frame.set_axis(table.select(index).to_pandas().index)
     for stored in _pandas_index(table.schema):
@@ -599,7 +604,7 @@ def _pandas_index(schema: pa.Schema) -> list[Any]:
 
 def _pandas_categoricals(schema: pa.Schema) -> set[str]:
     """Return the columns that were categorical in pandas; Parquet itself keeps that only for text."""
-    return {one["field_name"] for one in _of_pandas(schema, "columns") if one["pandas_type"] == "categorical"}
+    return {column["field_name"] for column in _of_pandas(schema, "columns") if column["pandas_type"] == "categorical"}
 
 
 def _index_columns(schema: pa.Schema) -> list[str]:
@@ -652,13 +657,13 @@ def _check_same_columns(
 
     in_folders : columns in the names of folders, which are not compared.
     """
-    for (here, mine), (there, theirs) in ((first, other), (other, first)):
-        types = {one.name: one.type for one in theirs.schema}
-        for one in mine.schema:
-            name = one.name
+    for (complete, mine), (lacking, theirs) in ((first, other), (other, first)):
+        types = {field.name: field.type for field in theirs.schema}
+        for field in mine.schema:
+            name = field.name
             if name not in mine.columns or name in in_folders or (columns is not None and name not in columns):
                 continue
             if name not in types:
-                raise DataError(f"{shown(there.url)} has no column {name!r}, which {shown(here.url)} has")
-            if _is_text(one.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
-                raise DataError(f"column {name!r} holds text in {shown(here.url)}, but not in {shown(there.url)}")
+                raise DataError(f"{shown(lacking.url)} has no column {name!r}, which {shown(complete.url)} has")
+            if _is_text(field.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
+                raise DataError(f"column {name!r} holds text in {shown(complete.url)}, but not in {shown(lacking.url)}")

@@ -69,11 +69,11 @@ def open_source(
         If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
         CSV, Parquet files differ in a column that is used, or a table of files has none. The message names the path.
     """
-    found = _opened(path, like, most_bytes, columns, row_filter)
-    if not found.parts and row_filter is None:
+    source = _opened(path, like, most_bytes, columns, row_filter)
+    if not source.parts and row_filter is None:
         kind = "the Delta table " if is_a(path, "deltalake", "DeltaTable") or not is_stored_table(path) else ""
         raise DataError(f"{kind}{shown_path(path)} has no rows")
-    return found
+    return source
 
 
 def _opened(
@@ -85,14 +85,14 @@ def _opened(
 ) -> Parts:
     """Return what `open_source` does; a table without rows has no parts."""
     with reading(path):
-        found = _stored_table(path, most_bytes, row_filter)
-        if found is None:
+        table = _stored_table(path, most_bytes, row_filter)
+        if table is None:
             root, parquet, text = _classified(path)
             if parquet:
-                found = open_parquet(parquet, root, most_bytes, _used(columns, like), like, row_filter)
+                table = open_parquet(parquet, root, most_bytes, _used(columns, like), like, row_filter)
             else:
-                found = read_csv(text, _text_of(like), most_bytes, _used(columns, like))
-        return found if row_filter is None else found.filtered(row_filter)
+                table = read_csv(text, _text_of(like), most_bytes, _used(columns, like))
+        return table if row_filter is None else table.filtered(row_filter)
 
 
 def open_with_text(
@@ -117,17 +117,19 @@ def open_with_text(
         text = [] if is_stored_table(path) or _table_path(path) else _classified(path)[2]
         if not text:
             return None
-        found = text_columns(text, most_bytes, n_threads)
+        text_names = text_columns(text, most_bytes, n_threads)
         _log.info(
-            "columns of %s that contain text, and are read as text everywhere: %s", shown_path(path), ", ".join(sorted(found))
+            "columns of %s that contain text, and are read as text everywhere: %s",
+            shown_path(path),
+            ", ".join(sorted(text_names)),
         )
-        again = read_csv(text, found | _text_of(like), most_bytes, _used(columns, like))
+        again = read_csv(text, text_names | _text_of(like), most_bytes, _used(columns, like))
         return again if row_filter is None else again.filtered(row_filter)
 
 
 def _used(columns: Collection[str] | None, like: Sequence[Feature] | None) -> Collection[str] | None:
     """Return the columns that are used, as far as they are known."""
-    return [one.name for one in like] if columns is None and like is not None else columns
+    return [feature.name for feature in like] if columns is None and like is not None else columns
 
 
 def _stored_table(path: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts | None:
@@ -140,10 +142,10 @@ def _stored_table(path: Any, most_bytes: int | None, row_filter: RowFilter | Non
 
 def load_table(path: Any) -> Any:
     """Return the `DeltaTable` in a folder, or pyiceberg's table by the path of its metadata file; None for other paths."""
-    found = _table_path(path)
-    if found is None:
+    table = _table_path(path)
+    if table is None:
         return None
-    return load_iceberg_metadata(found) if found.endswith(ICEBERG) else load_delta_folder(found)
+    return load_iceberg_metadata(table) if table.endswith(ICEBERG) else load_delta_folder(table)
 
 
 def _table_path(path: Any) -> str | None:
@@ -157,9 +159,9 @@ def _table_path(path: Any) -> str | None:
 
 def _classified(path: Any) -> tuple[str, list[DataFile], list[DataFile]]:
     """Return the root (see `existing_files`), the Parquet and the CSV files of a path; one of the two lists is empty."""
-    root, found = existing_files(path)
-    parquet = [file for file in found if file.ending.endswith(PARQUET)]
-    text = [file for file in found if file.ending.endswith(CSV)]
+    root, files = existing_files(path)
+    parquet = [file for file in files if file.ending.endswith(PARQUET)]
+    text = [file for file in files if file.ending.endswith(CSV)]
     if parquet and text:
         raise DataError(f"{shown_path(path)} holds both Parquet and CSV files: name one kind")
     if not (parquet or text):
@@ -169,4 +171,4 @@ def _classified(path: Any) -> tuple[str, list[DataFile], list[DataFile]]:
 
 def _text_of(like: Sequence[Feature] | None) -> set[str]:
     """Return the names of a model's text features."""
-    return {one.name for one in like or () if one.legal_kinds == (TEXT,)}
+    return {feature.name for feature in like or () if feature.legal_kinds == (TEXT,)}

@@ -85,16 +85,16 @@ class RowFilter:
                 import polars
 
                 frame: Any = polars.from_arrow(table)
-                found = frame.filter(self.predicate)[_POSITION].to_numpy()
+                positions = frame.filter(self.predicate)[_POSITION].to_numpy()
                 if len(frame):
-                    self._check_rows(frame, found)
+                    self._check_rows(frame, positions)
             else:
-                found = self._filtered(table)
+                positions = self._filtered(table)
         except DataError:
             raise
         except Exception as error:  # polars has errors of its own
             raise DataError(f"filter {self.predicate} cannot be evaluated: {reason(error)}") from error
-        return np.sort(found)
+        return np.sort(positions)
 
     def _filtered(self, table: Any) -> np.ndarray:
         """Return the positions of the rows of a table that satisfy a predicate of pyarrow."""
@@ -112,10 +112,10 @@ class RowFilter:
         among_all[found] = True
         half, ends = np.arange(len(frame) // 2)[::-1], np.array([0, len(frame) // 2, len(frame) - 1])
         for rows in (half, *ends[:, None]):
-            some = frame[rows]
+            rows_again = frame[rows]
             differs = np.zeros(len(frame), bool)
             differs[rows] = among_all[rows]
-            differs[some.filter(self.predicate)[_POSITION].to_numpy()] ^= True
+            differs[rows_again.filter(self.predicate)[_POSITION].to_numpy()] ^= True
             if differs.any():
                 raise DataError(
                     f"filter {self.predicate} looks at other rows than the one that it selects, which may be in another "
@@ -165,11 +165,13 @@ class RowFilter:
         kind, files = dataset.ParquetFileFormat(), LocalFileSystem()
         groups = []
         for k, of_group in enumerate(known):
-            guarantees = [one for name, extremes in of_group.items() for one in _guarantees(compute.field(name), extremes)]
+            guarantees = [
+                guarantee for name, extremes in of_group.items() for guarantee in _guarantees(compute.field(name), extremes)
+            ]
             holds = reduce(lambda a, b: a & b, guarantees) if guarantees else compute.scalar(True)
             groups.append(kind.make_fragment(str(k), files, partition_expression=holds))
         of_all = dataset.FileSystemDataset(groups, schema, kind, files)
-        kept = {int(one.path) for one in of_all.get_fragments(self.predicate)}
+        kept = {int(fragment.path) for fragment in of_all.get_fragments(self.predicate)}
         return np.array([k in kept for k in range(len(known))], bool)
 
 
@@ -195,12 +197,20 @@ def _is_converted(kind: Any) -> bool:
 
 def _without_converted(known: Sequence[dict[str, Extremes]], schema: Any) -> tuple[list[dict[str, Extremes]], Any]:
     """Return extremes and schema for columns that `_as_numbers` has converted, of which nothing is known."""
-    types = {one.name: pa.float64() if _is_converted(one.type) else one.type for one in schema}
+    types = {field.name: pa.float64() if _is_converted(field.type) else field.type for field in schema}
     kept = []
     for of_group in known:
-        plain = {name: one for name, one in of_group.items() if not (one.least is not None and _is_converted(one.least.type))}
+        plain = {
+            name: extremes
+            for name, extremes in of_group.items()
+            if not (extremes.least is not None and _is_converted(extremes.least.type))
+        }
         kept.append(
-            {name: one for name, one in plain.items() if name not in types or not _is_converted(schema.field(name).type)}
+            {
+                name: extremes
+                for name, extremes in plain.items()
+                if name not in types or not _is_converted(schema.field(name).type)
+            }
         )
     return kept, pa.schema(list(types.items()))
 

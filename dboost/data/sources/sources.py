@@ -74,8 +74,8 @@ class Parts:
     @property
     def sizes(self) -> dict[int, int] | None:
         """Bytes of each part in its file, as far as its columns are used, by number; None if they are unknown."""
-        found = {k: n for k, part in enumerate(self.parts) if (n := getattr(part, "n_bytes", None)) is not None}
-        return found if len(found) == len(self.parts) else None
+        n_bytes = {k: n for k, part in enumerate(self.parts) if (n := getattr(part, "n_bytes", None)) is not None}
+        return n_bytes if len(n_bytes) == len(self.parts) else None
 
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         if self.read_in_order is not None:
@@ -88,16 +88,16 @@ class Parts:
 
     def runs(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of parts in runs: neighbours that are read faster one after the other are in one run."""
-        found: list[list[int]] = []
+        runs: list[list[int]] = []
         before: Any = None
         for i in numbers:
             shared = None if self.read_in_order is None else getattr(self.parts[i], "shared", None)
-            if shared is not None and shared == before and found[-1][-1] == i - 1:
-                found[-1].append(i)
+            if shared is not None and shared == before and runs[-1][-1] == i - 1:
+                runs[-1].append(i)
             else:
-                found.append([i])
+                runs.append([i])
             before = shared
-        return found
+        return runs
 
     def filtered(self, row_filter: RowFilter) -> Parts:
         """Return the rows that satisfy a predicate."""
@@ -215,9 +215,9 @@ class Stream:
             if not is_a(batch, "pyarrow", "RecordBatch"):
                 yield batch
                 continue
-            for some in _divided(batch, n_bytes):
-                waiting.append(some)
-                if sum(one.nbytes for one in waiting) >= n_bytes:
+            for piece in _divided(batch, n_bytes):
+                waiting.append(piece)
+                if sum(piece_waiting.nbytes for piece_waiting in waiting) >= n_bytes:
                     yield pa.Table.from_batches(waiting)
                     waiting = []
                     if self.most_bytes is not None:

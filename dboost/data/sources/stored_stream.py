@@ -105,7 +105,7 @@ class StoredStream:
         """Yield the numbers of partitions that are sent at the same time."""
         wave: list[int] = []
         for number in numbers:
-            if wave and sum(self.sizes[one] for one in [*wave, number]) > tuning().wave_bytes:
+            if wave and sum(self.sizes[partition] for partition in [*wave, number]) > tuning().wave_bytes:
                 yield wave
                 wave = []
             wave.append(number)
@@ -117,7 +117,7 @@ def columns_used(
     features: Sequence[str] | None, roles: Iterable[Any], row_filter: RowFilter | None, names: Names
 ) -> Sequence[str]:
     """Return the columns of a stream that a fit reads. roles : names of columns, or values."""
-    named = (one for role in roles for one in (role if may_name_columns(role) else [role]) if names.is_label(one))
+    named = (label for role in roles for label in (role if may_name_columns(role) else [role]) if names.is_label(label))
     wanted = set(names if features is None else features).union(named)
     if row_filter is not None:
         wanted.update(row_filter.columns(names))

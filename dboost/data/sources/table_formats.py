@@ -126,15 +126,19 @@ def _of_delta(data: Any, most_bytes: int | None, row_filter: RowFilter | None) -
     table = at_version(data.table, data.version) if isinstance(data, AddedFiles) else data
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
-    found = _added_delta_files(data, schema) if isinstance(data, AddedFiles) else _delta_files(table, schema)
+    files = _added_delta_files(data, schema) if isinstance(data, AddedFiles) else _delta_files(table, schema)
     filters = [] if row_filter is None else [row_filter]
-    whole = [most_bytes is None and not filters and size <= tuning().small_file_bytes for _, size in found]
+    whole = [most_bytes is None and not filters and size <= tuning().small_file_bytes for _, size in files]
     cut = iter(
         parts_of_files(
-            [part for (part, _), is_one in zip(found, whole, strict=True) if not is_one], schema, most_bytes, filters
+            [part for (part, _), is_one in zip(files, whole, strict=True) if not is_one], schema, most_bytes, filters
         )
     )
-    parts = [one for (part, _), is_one in zip(found, whole, strict=True) for one in ([part] if is_one else next(cut))]
+    parts = [
+        part_of_file
+        for (part, _), is_one in zip(files, whole, strict=True)
+        for part_of_file in ([part] if is_one else next(cut))
+    ]
     in_order = None if most_bytes is None else partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)
     return Parts(
         _as_pandas(schema.empty_table()), parts, partial(read_part, names=schema.names, types=schema), "read-delta", in_order
@@ -158,17 +162,17 @@ def _check_delta(table: Any) -> None:
 
 def _delta_files(table: Any, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
     """Return the files of the table's version with their bytes, in the order in which they were added."""
-    found, order = _delta_parts(table, schema), delta_order(table)
-    return [found[name] for name in sorted(found, key=order.__getitem__)]
+    parts, order = _delta_parts(table, schema), delta_order(table)
+    return [parts[name] for name in sorted(parts, key=order.__getitem__)]
 
 
 def _added_delta_files(added: AddedFiles, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
-    found: dict[str, tuple[ParquetPart, int]] = {}
+    parts: dict[str, tuple[ParquetPart, int]] = {}
     for version in set(added.member_of.values()):
         table = at_version(added.table, version)
         _check_delta(table)
-        found |= {name: part for name, part in _delta_parts(table, schema).items() if added.member_of.get(name) == version}
-    return [found[name] for name in added.files]
+        parts |= {name: part for name, part in _delta_parts(table, schema).items() if added.member_of.get(name) == version}
+    return [parts[name] for name in added.files]
 
 
 def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, int]]:
@@ -182,29 +186,29 @@ def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, 
     folders = [uri.removesuffix(name) for uri, name in zip(uris, names, strict=True)]
     deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
-    found: dict[str, tuple[ParquetPart, int]] = {}
+    parts: dict[str, tuple[ParquetPart, int]] = {}
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
-        of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
-        columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
+        of_file = {name.removeprefix(_PARTITION): actions[name][i].as_py() for name in constants}
+        columns = {name: pa.array([value], schema.field(name).type) for name, value in of_file.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
         size = actions["size_bytes"][i].as_py()
-        found[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size), size)
-    return found
+        parts[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size), size)
+    return parts
 
 
 def _deleted_rows(table: Any, paths: list[str]) -> dict[int, np.ndarray]:
     """Return the positions of the rows in deletion vectors, by the number of the file. paths : quoted, as in the log."""
     numbers = {_plain(path): i for i, path in enumerate(paths)}
-    found: dict[int, np.ndarray] = {}
+    rows_of: dict[int, np.ndarray] = {}
     vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
     for path, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
         number = numbers.get(_plain(path))
-        if number is None or number in found:
+        if number is None or number in rows_of:
             raise DataError(
                 f"a deletion vector of the Delta table {table_name(table)} belongs to an unknown file: {shown(path)}"
             )
-        found[number] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
-    return found
+        rows_of[number] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return rows_of
 
 
 def _plain(url: str) -> str:
@@ -317,7 +321,7 @@ def _has_fields(stored: pa.Schema, schema: Any, of_partitions: Collection[int]) 
 
     of_partitions : ids of the columns from which partition values follow.
     """
-    ids = {one.name: int((one.metadata or {}).get(b"PARQUET:field_id", -1)) for one in stored}
+    ids = {field.name: int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in stored}
     if -1 in ids.values():
         return False
     for field in schema.fields:
@@ -335,7 +339,7 @@ def _extremes_of(file: Any, schema: Any, names: Collection[str]) -> dict[str, Ex
     """Return the extremes of some columns in a file, as far as the manifest has them."""
     from pyiceberg.conversions import from_bytes
 
-    found, types = {}, schema.as_arrow()
+    extremes, types = {}, schema.as_arrow()
     for field in schema.fields:
         k, kind = field.field_id, types.field(field.name).type
         if field.name not in names or not field.field_type.is_primitive or pa.types.is_floating(kind):
@@ -344,11 +348,11 @@ def _extremes_of(file: Any, schema: Any, names: Collection[str]) -> dict[str, Ex
         n_missing = (file.null_value_counts or {}).get(k)
         if least is not None and largest is not None:
             with suppress(pa.ArrowException, TypeError, ValueError):
-                bounds = [pa.scalar(from_bytes(field.field_type, one), kind) for one in (least, largest)]
-                found[field.name] = Extremes(bounds[0], bounds[1], n_missing != 0)
+                bounds = [pa.scalar(from_bytes(field.field_type, bound), kind) for bound in (least, largest)]
+                extremes[field.name] = Extremes(bounds[0], bounds[1], n_missing != 0)
         elif n_missing is not None and n_missing == file.record_count:
-            found[field.name] = Extremes(None, None, True)
-    return found
+            extremes[field.name] = Extremes(None, None, True)
+    return extremes
 
 
 def _read_iceberg(part: Any, *, scan: _IcebergScan, types: pa.Schema, columns: list[str] | None = None) -> pd.DataFrame:
@@ -360,11 +364,11 @@ def _read_iceberg(part: Any, *, scan: _IcebergScan, types: pa.Schema, columns: l
 def _read_iceberg_in_order(
     parts: Sequence[Any], *, read: Callable[..., pd.DataFrame], types: pa.Schema, columns: list[str], most_bytes: int
 ) -> Iterator[pd.DataFrame]:
-    for by_groups, some in groupby(parts, key=lambda part: isinstance(part, ParquetPart)):
+    for by_groups, group in groupby(parts, key=lambda part: isinstance(part, ParquetPart)):
         if by_groups:
-            yield from read_in_order(list(some), names=types.names, types=types, columns=columns, most_bytes=most_bytes)
+            yield from read_in_order(list(group), names=types.names, types=types, columns=columns, most_bytes=most_bytes)
         else:
-            yield from (read(part, columns=columns) for part in some)
+            yield from (read(part, columns=columns) for part in group)
 
 
 def _iceberg_tasks(scan: Any) -> list[Any]:
@@ -374,13 +378,13 @@ def _iceberg_tasks(scan: Any) -> list[Any]:
 
 
 def _added_iceberg_tasks(added: AddedFiles) -> list[Any]:
-    found = {
+    tasks = {
         task.file.file_path: task
         for version in set(added.member_of.values())
         for task in at_version(added.table, version).plan_files()
         if added.member_of.get(task.file.file_path) == version
     }
-    return [found[name] for name in added.files]
+    return [tasks[name] for name in added.files]
 
 
 def _check_size(io: Any, file: Any, most: int) -> None:
@@ -408,5 +412,5 @@ def read_iceberg_file(file: _IcebergFile, *, scan: _IcebergScan, columns: list[s
         names = [field.name for field in scan.schema.fields] if columns is None else columns
         # pyiceberg counts no rows without columns.
         schema = scan.schema.select(*(names or [scan.schema.fields[0].name]))
-        found = ArrowScan(scan.metadata, scan.io, schema, scan.row_filter, scan.case_sensitive).to_table([file.task])
-        return _as_pandas(found.select(names)) if names else pd.DataFrame(index=range(len(found)))
+        arrow = ArrowScan(scan.metadata, scan.io, schema, scan.row_filter, scan.case_sensitive).to_table([file.task])
+        return _as_pandas(arrow.select(names)) if names else pd.DataFrame(index=range(len(arrow)))

@@ -146,10 +146,10 @@ def added_since(table: Any, since: int | None, until: int | None = None) -> Adde
         for commit in (_delta_commits if is_delta(table) else _iceberg_commits)(table, since, until):
             old = next((name for name in commit.removed if name not in added), None)
             if old is not None or commit.deletes_rows:
-                what = f"removes {old}, or some of its rows" if old is not None else "deletes rows"
+                change = f"removes {old}, or some of its rows" if old is not None else "deletes rows"
                 raise ChangedRowsError(
                     f"rows of {_name(table, since)} were deleted or changed since: {_name(table, commit.version)} "
-                    f"({commit.operation}) {what}"
+                    f"({commit.operation}) {change}"
                 )
             for name in commit.removed:
                 del added[name]
@@ -185,11 +185,11 @@ def _files(table: Any, version: int) -> dict[str, int]:
     if is_delta(table):
         actions = pa.table(of_version.get_add_actions())
         names, sizes = map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist()
-        found, order = dict(zip(names, sizes, strict=True)), delta_order(of_version)
+        size_of, order = dict(zip(names, sizes, strict=True)), delta_order(of_version)
     else:
-        found = {task.file.file_path: task.file.file_size_in_bytes for task in of_version.plan_files()}
+        size_of = {task.file.file_path: task.file.file_size_in_bytes for task in of_version.plan_files()}
         order = iceberg_order(of_version)
-    return {name: found[name] for name in sorted(found, key=order.__getitem__)}
+    return {name: size_of[name] for name in sorted(size_of, key=order.__getitem__)}
 
 
 def delta_order(table: Any) -> dict[str, tuple[Any, ...]]:
@@ -210,13 +210,13 @@ def delta_order(table: Any) -> dict[str, tuple[Any, ...]]:
 
 def iceberg_order(scan: Any) -> dict[str, tuple[int, int, int, int]]:
     """Return what the files of a scan are sorted by: the snapshot that added them, the manifest, and the position in it."""
-    found: dict[str, tuple[int, int, int, int]] = {}
+    order: dict[str, tuple[int, int, int, int]] = {}
     snapshot = scan.snapshot()
     for k, manifest in enumerate(() if snapshot is None else snapshot.manifests(scan.io)):
         for j, entry in enumerate(manifest.fetch_manifest_entry(scan.io, discard_deleted=True)):
             by = scan.table_metadata.snapshot_by_id(entry.snapshot_id)  # tables of version 1 have no sequence numbers
-            found[entry.data_file.file_path] = (entry.sequence_number or 0, 0 if by is None else by.timestamp_ms, k, j)
-    return found
+            order[entry.data_file.file_path] = (entry.sequence_number or 0, 0 if by is None else by.timestamp_ms, k, j)
+    return order
 
 
 def _delta_logs(table: Any, after: int = -1) -> Iterator[tuple[int, list[bytes]]]:
@@ -239,10 +239,10 @@ def _delta_commits(table: Any, since: int, until: int) -> Iterator[_Commit]:
         if version != expected:
             break
         expected += 1
-        found = [json.loads(line) for line in lines if line.strip()]
-        adds = [one["add"] for one in found if one.get("add")]
-        removes = [one["remove"] for one in found if one.get("remove")]
-        information: dict[str, Any] = next((one["commitInfo"] for one in found if one.get("commitInfo")), {})
+        actions = [json.loads(line) for line in lines if line.strip()]
+        adds = [action["add"] for action in actions if action.get("add")]
+        removes = [action["remove"] for action in actions if action.get("remove")]
+        information: dict[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
         yield _Commit(
             version,
             str(information.get("operation", "unknown operation")),
@@ -301,5 +301,5 @@ def label(table: Any, version: int) -> str:
 def learned_version(table: Any, labels: Sequence[str | None]) -> int | None:
     """Return the version in the last of some labels (see `label`) that names the table; None if none does."""
     before = label(table, 0).rpartition(" ")[0]
-    found = [re.fullmatch(rf"{re.escape(before)} (\d+)", one) for one in labels if one is not None]
-    return next((int(match[1]) for match in reversed(found) if match), None)
+    matches = [re.fullmatch(rf"{re.escape(before)} (\d+)", label) for label in labels if label is not None]
+    return next((int(match[1]) for match in reversed(matches) if match), None)
