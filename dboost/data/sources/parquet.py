@@ -658,12 +658,12 @@ def _check_same_columns(
     in_folders : columns in the names of folders, which are not compared.
     """
     for (complete, mine), (lacking, theirs) in ((first, other), (other, first)):
-        types = {field.name: field.type for field in theirs.schema}
-        for field in mine.schema:
-            name = field.name
+        types = {column.name: column.type for column in theirs.schema}
+        for column in mine.schema:
+            name = column.name
             if name not in mine.columns or name in in_folders or (columns is not None and name not in columns):
                 continue
             if name not in types:
                 raise DataError(f"{shown(lacking.url)} has no column {name!r}, which {shown(complete.url)} has")
-            if _is_text(field.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
+            if _is_text(column.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
                 raise DataError(f"column {name!r} holds text in {shown(complete.url)}, but not in {shown(lacking.url)}")
