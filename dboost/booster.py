@@ -216,7 +216,7 @@ class Booster:
         return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 
     @property
-    def loss(self) -> BaseLoss:
+    def loss(self) -> BaseLoss | Loss:
         """The loss that the model was trained with.
 
         Raises
@@ -224,7 +224,7 @@ class Booster:
         ParameterError
             For a user-defined loss that is not registered in this process; see `dboost.losses.register`.
         """
-        return self.outputs.loss
+        return self.outputs.loss.public
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -449,7 +449,7 @@ class Booster:
                 raise ParameterError(f"{name} belongs to dboost.prepare or to a table: a data set has bins only")
         self.outputs.check_intervals()
         with data._rows(client).for_folds() as rows:
-            target = Target(self.loss, None, None)
+            target = Target(self.outputs.loss, None, None)
             y = encode_column(rows.targets(), target, lambda row: f"row {row} of those of positive weight")
             base = self.outputs.interval_of(rows.scores(self.ensemble))
             weights = rows.weights()
@@ -1310,7 +1310,7 @@ class Booster:
         ModelFileError
             If the file cannot be written.
         """
-        write_whole(path, to_xgboost.dumps(self.ensemble, self.loss))
+        write_whole(path, to_xgboost.dumps(self.ensemble, self.outputs.loss))
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an ONNX graph, for onnxruntime.
@@ -1332,7 +1332,7 @@ class Booster:
         ModelFileError
             If the file cannot be written.
         """
-        write_whole(path, to_onnx.to_onnx(self.ensemble, self.loss).SerializeToString())
+        write_whole(path, to_onnx.to_onnx(self.ensemble, self.outputs.loss).SerializeToString())
 
     def to_treelite(self) -> treelite.Model:
         """Return the model as a `treelite.Model`, for compilers and servers that read those.
@@ -1347,7 +1347,7 @@ class Booster:
         ParameterError
             For a user-defined loss with a link that treelite does not have.
         """
-        return to_treelite.to_treelite(self.ensemble, self.loss)
+        return to_treelite.to_treelite(self.ensemble, self.outputs.loss)
 
     # Private parts of the predictions.
 

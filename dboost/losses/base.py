@@ -270,6 +270,11 @@ class BaseLoss:
         return len(self.leaves)
 
     @property
+    def public(self) -> Any:
+        """What `Booster.loss` returns: the loss, or the object that the user has defined."""
+        return self
+
+    @property
     def constant_hessian(self) -> bool:
         """Whether the Hessians of all outputs are 1, see `Leaves.constant_hessian`."""
         return all(leaves.constant_hessian for leaves in self.leaves)

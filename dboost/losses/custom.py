@@ -148,6 +148,10 @@ class CustomLoss(BaseLoss):
         return repr(self.given)
 
     @property
+    def public(self) -> Loss:
+        return self.given
+
+    @property
     def targets(self) -> Targets:  # type: ignore[override]
         given = self.given
         return replace(given.targets, are_classes=True) if given.is_classification else given.targets

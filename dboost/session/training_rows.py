@@ -343,7 +343,7 @@ class TrainingRows:
         n = int(np.count_nonzero(kept))
         if n == self.n_rows:
             return self
-        remaining, left = None, None
+        remaining, left, n_staying = None, None, self.store.n_staying
         if n and self.shard is not None and self.shard.segments is not None:
             left = self._apart(self.shard.segments.positions()[kept], row_ids[kept])
         elif n:
@@ -354,7 +354,8 @@ class TrainingRows:
             left = EncodedStore(store, self.spec, ids)
         if left is not None:
             team = self.team if self.in_files else self._new_team(n)
-            remaining = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, n_trees=self._n_trees)
+            passes = n_staying, self._n_trees  # as many blocks as before fit in memory
+            remaining = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
         return remaining
