@@ -21,6 +21,7 @@ from dboost.errors import (
     ModelFileError,
     ParameterError,
 )
+from dboost.thread_limits import INITIAL_LIMITS as INITIAL_LIMITS  # read before a program can start a cluster
 from dboost.version import __version__
 
 if TYPE_CHECKING:

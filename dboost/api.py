@@ -126,8 +126,8 @@ def fit(
         named here. Default: all workers.
     n_threads : int, optional
         Threads of this process. Default: all processors that it may use by its affinity and the quota of its container, at most
-        OMP_NUM_THREADS, OMP_THREAD_LIMIT, NUMBA_NUM_THREADS or LOKY_MAX_CPU_COUNT of the environment. Workers use their own
-        number of threads.
+        OMP_NUM_THREADS, OMP_THREAD_LIMIT, NUMBA_NUM_THREADS or LOKY_MAX_CPU_COUNT, as they were when dboost was imported.
+        Workers use their own number of threads.
     callbacks : sequence of callable, default ()
         Called with an `Iteration` after every iteration; the result True stops the fit.
     progress : bool, optional

@@ -1,9 +1,9 @@
 """How many threads a call may use, and a team of threads that run one kernel together, on a range of rows each.
 
 The number is that of the processors that this process may use (`usable_processors`: affinity, and the quotas of its
-container), and no more than the environment allows (`available_threads`). joblib sets these variables in the processes of a
-parallel search, Dask in workers with a nanny. `joblib.cpu_count` and `dask.system.cpu_count` see the quota of one control group
-only; systemd, Slurm and Kubernetes also set it on a group above that of the process.
+container), and no more than the environment allows (`available_threads`, `thread_limits`). `joblib.cpu_count` and
+`dask.system.cpu_count` see the quota of one control group only; systemd, Slurm and Kubernetes also set it on a group above that
+of the process.
 
 The threads of a team stop together. If calls take a fraction of a second (`QUICK`), the calling thread is one of them, which
 saves up to a tenth of a millisecond a call. In longer calls all threads are those of a pool, even if there is only one, while
@@ -29,18 +29,19 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.kernels.simd import ABORT, CONTROL_SIZE
+from dboost.thread_limits import INITIAL_LIMITS, THREAD_LIMITS
 from dboost.tuning import tuning
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Variables of the environment that limit the threads of a process: OpenMP's, Numba's, and joblib's.
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "NUMBA_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
 #: Seconds between two looks of the waiting caller for a signal.
 LOOK_UP_SECONDS = 0.2
 
 
-def available_threads(wanted: Any, name: str = "n_threads", *, root: str = "/") -> int:
+def available_threads(
+    wanted: Any, name: str = "n_threads", *, root: str = "/", environment: Mapping[str, str] = INITIAL_LIMITS
+) -> int:
     """Return a number of threads by joblib's rules.
 
     Parameters
@@ -52,6 +53,8 @@ def available_threads(wanted: Any, name: str = "n_threads", *, root: str = "/") 
         Of the parameter, for messages.
     root : str, default "/"
         As in `usable_processors`.
+    environment : mapping of str to str
+        With the `THREAD_LIMITS` that are set. Default: those that were set when dboost was imported.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def available_threads(wanted: Any, name: str = "n_threads", *, root: str = "/") 
         raise ParameterError(f"{name}={wanted!r} must be an integer other than 0, or None")
     if wanted is not None and wanted > 0:
         return int(wanted)
-    most = min([len(usable_processors(root)), *_limits(os.environ)])
+    most = min([len(usable_processors(root)), *_limits(environment)])
     return most if wanted is None else max(most + 1 + int(wanted), 1)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import joblib
 import pytest
 
 from dboost.cluster.client.client import cluster_at
-from dboost.kernels.threads import THREAD_LIMITS, available_threads, usable_processors
+from dboost.kernels.threads import available_threads, usable_processors
+from dboost.thread_limits import THREAD_LIMITS
 
 AFFINITY = len(usable_processors("/no such folder"))
 #: Lines of mountinfo.
@@ -59,7 +63,7 @@ def test_processors_are_limited_by_quotas_of_control_groups(case: str, tmp_path:
         (tmp_path / name).write_text(text)
     n_processors = min(AFFINITY, AFFINITY if expected is None else expected)
     assert len(usable_processors(str(tmp_path))) == n_processors
-    assert available_threads(-1, root=str(tmp_path)) == n_processors
+    assert available_threads(-1, root=str(tmp_path), environment={}) == n_processors
 
 
 @pytest.mark.parametrize(
@@ -74,14 +78,19 @@ def test_processors_are_limited_by_quotas_of_control_groups(case: str, tmp_path:
         *[({"OMP_NUM_THREADS": text}, None, AFFINITY) for text in ("", "0", "-1", "many", "1.5")],
     ],
 )
-def test_the_environment_limits_threads(
-    environment: dict[str, str], wanted: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in THREAD_LIMITS:
-        monkeypatch.delenv(name, raising=False)
-    for name, text in environment.items():
-        monkeypatch.setenv(name, text)
-    assert available_threads(wanted) == expected
+def test_the_environment_limits_threads(environment: dict[str, str], wanted: int | None, expected: int) -> None:
+    assert available_threads(wanted, environment=environment) == expected
+
+
+@pytest.mark.parametrize("name", THREAD_LIMITS)
+def test_a_limit_that_is_set_later_does_not_count(name: str) -> None:
+    """`LocalCluster` sets OMP_NUM_THREADS=1 also in the process that starts it."""
+    code = (
+        f"import os, dboost; os.environ[{name!r}] = '1'; from dboost.kernels.threads import *; print(available_threads(None))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in THREAD_LIMITS}
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert int(printed) == AFFINITY
 
 
 def test_processes_of_joblib_share_the_processors() -> None:
