@@ -1,4 +1,4 @@
-"""Sizes and counts that decide how a result is computed, not which result it is: only `bin_sample_rows` changes models.
+"""Sizes, counts and names that decide how a result is computed, not which: only `bin_sample_rows` changes models.
 
 Every field of `Tuning` is a trade-off between speed, memory and latency. Users need none of them: they set `memory_limit`,
 `n_threads` and Dask's configuration (`dboost.config`, which imports Dask and is read by `DASK_DBOOST__…` variables). Tests and
@@ -20,7 +20,7 @@ _UNLIMITED = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Sizes and counts; see the module."""
+    """Sizes, counts and names; see the module."""
 
     # Threads.
 
@@ -35,6 +35,8 @@ class Tuning:
 
     # Rows in memory and in files.
 
+    #: Name of what grows trees, see `session.growers`.
+    grower: str = "cpu"
     #: Most rows that one process trains on in memory: numbers of rows have 32 bits.
     session_rows: int = 2**32
     #: Most rows that stay in memory in a fit with a memory limit. No limit beside that one; 0 streams every table.

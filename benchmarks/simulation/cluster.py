@@ -270,7 +270,7 @@ class Simulated:
             self.costs.of_round(grower, bool(tasks), output, request, self.many, self.columns)
             - self.costs.of_round(grower, bool(tasks), output, request, 1.0)
             for rows in holding.trained
-            for grower in rows.growers
+            for grower in rows.grower.shares
             for output, request in requests.items()
         )
 

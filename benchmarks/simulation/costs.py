@@ -155,7 +155,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         return stats
 
     with (
-        patch("dboost.session.training_rows.WholeTreeGrower", _Clock),
+        patch("dboost.session.growers.WholeTreeGrower", _Clock),
         patch.object(TrainingRows, "advance", advance),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):

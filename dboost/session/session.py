@@ -483,10 +483,10 @@ class Session:
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
         """Grow whole trees, each when it is requested; it is valid until the next one.
 
-        None if the rows of the session are not one shard in memory: then trees grow in rounds.
+        None if the rows of the session are not one batch whose grower grows whole trees: then trees grow in rounds.
         """
-        is_one = len(self.trained) == 1 and not self.trained[0].in_files
-        return self.trained[0].whole.grow_trees(tasks) if is_one else None
+        whole = self.trained[0].grower.grow_trees if len(self.trained) == 1 else None
+        return None if whole is None else whole(tasks)
 
     @remote
     def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
@@ -503,16 +503,16 @@ class Session:
     def begin_trees(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; they replace all earlier ones."""
         for rows in self.trained:
-            rows.begin(tasks)
+            rows.grower.begin(tasks)
 
     def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
         """Announce the requests of a round by output; `sum_histograms` answers them."""
         for rows in self.trained:
-            rows.begin_round(requests)
+            rows.grower.begin_round(requests)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
-        return reduce(RoundHistograms.merge, [rows.sum_histograms(output, request) for rows in self.trained])
+        return reduce(RoundHistograms.merge, [rows.grower.sum_histograms(output, request) for rows in self.trained])
 
     @remote
     def round_histograms(

@@ -5,8 +5,7 @@ the fit. The threads of a team divide the work: ranges of the rows in memory, bl
 the only class that knows where the rows are. All results are sums of integers, maxima or minima, so they depend neither on that
 nor on the number of threads.
 
-Trees grow by a *grower*: `WholeTreeGrower` grows a tree of rows in memory in one compiled call; in rounds a `ShardGrower` for
-each range of rows in memory, or a `StreamedGrower` for each thread's share of the blocks.
+Trees grow by a *grower*, which is chosen by name (`session.growers`).
 
 Rows that are built after training has started replay the trees so far. Rows can drop those of partitions that another session
 has now. Both give the same sums as an uninterrupted fit.
@@ -14,7 +13,7 @@ has now. Both give the same sums as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
@@ -34,14 +33,11 @@ from dboost.rows.shard import Near, RowIds, Shard, advance_rows, runs_of
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
 from dboost.session.fit_records import BuildSpec, ReplayState
+from dboost.session.growers import Grower, new_grower
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
 from dboost.trees.apply_trees import add_iterations, assign_leaves
-from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.shard_grower import ShardGrower
-from dboost.trees.streamed_grower import StreamedGrower
 from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.tree_task import TreeTask
-from dboost.trees.whole_tree_grower import WholeTreeGrower
 
 
 class PassWidth(NamedTuple):
@@ -100,7 +96,7 @@ class TrainingRows:
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
         self.shard: Shard | None = None  # the rows, if they are in memory
-        self._n_trees, self.n_rows, self.n_shares = n_trees, self.store.n_rows, team.n_threads
+        self.n_trees, self.n_rows, self.n_shares = n_trees, self.store.n_rows, team.n_threads
         if self.store.place is None:
             self.shard = Shard(self.store.load(), self.spec, self._ids, segments=segments)
             self.shard.near = Near(self.spec.n_outputs)
@@ -147,7 +143,8 @@ class TrainingRows:
         results = team.run(of_share) if n == team.n_threads else team.map(of_share, range(n))
         return [result for of_thread in results for result in of_thread]
 
-    def _of_shares(self, work: Callable[[int], Any]) -> list[Any]:
+    def on_shares(self, work: Callable[[int], Any]) -> list[Any]:
+        """Return ``work(k)`` of the k-th share of the rows, for each share, computed by the threads."""
         if self.n_shares == self.team.n_threads:
             return self.team.run(work)
         return self.team.map(work, range(self.n_shares))
@@ -211,33 +208,9 @@ class TrainingRows:
     # Growing trees.
 
     @cached_property
-    def whole(self) -> WholeTreeGrower:
-        """Grows whole trees of rows in memory."""
-        return WholeTreeGrower(self)
-
-    @cached_property
-    def growers(self) -> list[ShardGrower | StreamedGrower]:
-        """Grow trees in rounds."""
-        if self.shard is None:
-            return [StreamedGrower(self, k, self._n_trees) for k in range(self.n_shares)]
-        return [ShardGrower(self.shard, k, self.n_shares) for k in range(self.n_shares)]
-
-    def begin(self, tasks: Sequence[TreeTask]) -> None:
-        """Begin trees that grow in rounds; earlier trees are dropped."""
-        self.route_excluded()
-        shard, growers = self.shard, self.growers
-        sampled = [] if shard is None else [shard.grown_rows(*task.row_subset) for task in tasks]
-
-        def start(k: int) -> None:
-            grower = growers[k]
-            if isinstance(grower, StreamedGrower):
-                grower.begin(tasks)
-            else:
-                grower.begin(tasks, sampled)
-
-        if shard is not None:
-            self.merge_bins(tasks)
-        self._of_shares(start)
+    def grower(self) -> Grower:
+        """Grows trees of the rows."""
+        return new_grower(self)
 
     def merge_bins(self, tasks: Sequence[TreeTask]) -> None:
         """Write the codes of the bins of a tree that has its own."""
@@ -245,17 +218,6 @@ class TrainingRows:
             if task.bin_merge is not None:
                 merge = partial(_merge_into_bins, task.bin_merge)
                 self.each(merge)
-
-    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
-        """Announce the requests of a round by output, so that a pass over files serves several of them."""
-        for grower in self.growers:
-            if isinstance(grower, StreamedGrower):
-                grower.begin_round(requests)
-
-    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
-        """Return the histograms and row counts of a round of one tree, valid until the next round."""
-        sums = self._of_shares(lambda k: self.growers[k].sum_histograms(output, request))
-        return reduce(RoundHistograms.merge, sums)
 
     # Replay, and rows that go.
 
@@ -354,7 +316,7 @@ class TrainingRows:
             left = EncodedStore(store, self.spec, ids)
         if left is not None:
             team = self.team if self.in_files else self._new_team(n)
-            passes = n_staying, self._n_trees  # as many blocks as before fit in memory
+            passes = n_staying, self.n_trees  # as many blocks as before fit in memory
             remaining = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
@@ -376,9 +338,8 @@ class TrainingRows:
 
     def close(self) -> None:
         """Release memory and files."""
-        for grower in vars(self).pop("growers", ()):
-            grower.close()
-        vars(self).pop("whole", None)
+        if "grower" in vars(self):
+            vars(self).pop("grower").close()
         if self.store.place is None:
             self.team.close()
         self.shard, self.shared = None, None

@@ -20,6 +20,7 @@ from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard, advance_rows, merge_into_bins
 from dboost.rows.statistics import Statistic
+from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
@@ -127,7 +128,9 @@ class WholeEngine:
         build = SimpleNamespace(warm_start=SimpleNamespace(n_before=0))
         rows = EncodedStore(store, shard.spec, RowIds(np.array([[0, shard.n_rows]])))
         self.rows, self._terms, self._n = TrainingRows(rows, "", build, None, self.team), loss_terms, 0
-        self.grower = self.rows.whole
+        grower = self.rows.grower
+        assert isinstance(grower, MemoryGrower)
+        self.grower = grower.whole
         self.rows.shard._ids = shard._ids
 
     def advance(self, values: np.ndarray) -> GradientStats:

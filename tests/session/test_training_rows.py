@@ -287,15 +287,17 @@ leaves = Statistic(lambda shard, first, last: shard.leaf[0, first:last].copy())
 
 
 def grow_whole(rows: TrainingRows, iteration: int) -> None:
-    assert next(rows.whole.grow_trees([problem(iteration).task])).n_leaves > 4
+    grow_trees = rows.grower.grow_trees
+    assert grow_trees is not None
+    assert next(grow_trees([problem(iteration).task])).n_leaves > 4
 
 
 def grow_in_rounds(rows: TrainingRows, iteration: int) -> None:
     def begin_round(tasks: Sequence[Any], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         def run() -> RoundSumsAndSplits:
             if tasks:
-                rows.begin(tasks)
-            return {output: rows.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+                rows.grower.begin(tasks)
+            return {output: rows.grower.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
 
         return run
 

@@ -1,0 +1,118 @@
+"""Growers: what grows trees on the rows of a batch, chosen by name.
+
+A grower has two forms. In *rounds* it answers each `RoundRequest` by the `RoundHistograms` of its rows; which splits follow is
+decided elsewhere (`trees.tree_rounds`), so rows of several batches and workers grow the same trees. A grower that also grows
+*whole trees* is asked for them where one batch has all rows of the fit. All sums are exact, so a tree depends neither on the
+form nor on the grower.
+
+`GROWERS` is the only place where growers are chosen: by `Tuning.grower`, which a fit on a cluster sends to its workers. A new
+one, e.g. for a device, is a class here or elsewhere and an entry in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from typing import Any
+
+from dboost.errors import ParameterError
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.shard_grower import ShardGrower
+from dboost.trees.streamed_grower import StreamedGrower
+from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.tuning import tuning
+
+
+class Grower:
+    """Grows trees on the rows of a batch."""
+
+    #: Grows the whole trees of an iteration, each when it is requested; a tree is valid until the next one. None if trees grow
+    #: in rounds only.
+    grow_trees: Callable[[Sequence[TreeTask]], Iterator[GrownTree]] | None = None
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees of different outputs that grow in rounds; earlier trees are dropped."""
+        raise NotImplementedError
+
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        """Note the requests of a round by output, which `sum_histograms` is called for: a pass may serve several of them."""
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return the histograms and row counts of a round of one tree, valid until the next round."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release the buffers."""
+
+
+class MemoryGrower(Grower):
+    """Grows trees of rows in memory: whole trees in one compiled call, or in rounds, in which each thread has a share.
+
+    rows : TrainingRows
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows, self.whole = rows, WholeTreeGrower(rows)
+        self.grow_trees = self.whole.grow_trees
+
+    @cached_property
+    def shares(self) -> list[ShardGrower]:
+        """Grow trees in rounds on the share of each thread."""
+        return [ShardGrower(self._rows.shard, k, self._rows.n_shares) for k in range(self._rows.n_shares)]
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        rows, shares = self._rows, self.shares
+        rows.route_excluded()
+        sampled = [rows.shard.grown_rows(*task.row_subset) for task in tasks]
+        rows.merge_bins(tasks)
+        rows.on_shares(lambda k: shares[k].begin(tasks, sampled))
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        shares = self.shares
+        return reduce(RoundHistograms.merge, self._rows.on_shares(lambda k: shares[k].sum_histograms(output, request)))
+
+    def close(self) -> None:
+        for share in vars(self).pop("shares", ()):
+            share.close()
+
+
+class FileGrower(Grower):
+    """Grows trees of rows in files, in rounds. Each thread has a share of the blocks.
+
+    rows : TrainingRows
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows, self.shares = rows, [StreamedGrower(rows, k, rows.n_trees) for k in range(rows.n_shares)]
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        self._rows.on_shares(lambda k: self.shares[k].begin(tasks))
+
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        for share in self.shares:
+            share.begin_round(requests)
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        shares = self.shares
+        return reduce(RoundHistograms.merge, self._rows.on_shares(lambda k: shares[k].sum_histograms(output, request)))
+
+    def close(self) -> None:
+        for share in self.shares:
+            share.close()
+
+
+def _on_cpu(rows: Any) -> Grower:
+    return FileGrower(rows) if rows.in_files else MemoryGrower(rows)
+
+
+#: What makes the grower of training rows, by name.
+GROWERS: dict[str, Callable[[Any], Grower]] = {"cpu": _on_cpu}
+
+
+def new_grower(rows: Any) -> Grower:
+    """Return the grower of training rows (`TrainingRows`) that `Tuning.grower` names."""
+    name = tuning().grower
+    if name not in GROWERS:
+        raise ParameterError(f"unknown grower {name!r}; known are {', '.join(GROWERS)}")
+    return GROWERS[name](rows)
