@@ -34,8 +34,9 @@ from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt
 from dboost.cluster.scheduler import reducer
 from dboost.cluster.training.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.cluster.transport import rpc as worker_calls
-from dboost.cluster.transport.feature_exchange import Inbox, count_groups
+from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
+from dboost.cluster.transport.peer_messages import Inbox
 from dboost.cluster.transport.rpc import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
 from dboost.cluster.worker import worker_plugin
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
@@ -82,10 +83,11 @@ class Worker:
 
     def _execute(self, execute: Any, fit: str, session: str, number: int, method: str, arguments: Any) -> Any:
         """Execute a call, and note its simulated seconds above the real ones."""
+        name = method.__name__ if callable(method) else method
         began = time.thread_time()
         answer = execute(fit, session, number, method, arguments)
         took = time.thread_time() - began
-        self._surplus += self._simulated.seconds_of(self.holder._sessions.get(fit), number, method, arguments, took) - took
+        self._surplus += self._simulated.seconds_of(self.holder._sessions.get(fit), number, name, arguments, took) - took
         return answer
 
     def surplus(self) -> float:
@@ -247,20 +249,20 @@ class Simulated:
         """Return the cost of a method for a worker with many rows and columns: what it took, and that of the other rows."""
         if method == Session.advance_to.__name__:
             return took + holding.n_rows * (self.many - 1.0) * self.costs.advance
-        if method == "round_histograms":
+        if method == Session.round_histograms.__name__:
             tasks, requests = unpack(arguments)
             return took + self._of_other_rows(holding, tasks, requests)
-        if method == "histogram_slices":
-            requests, search = unpack(arguments)
+        if method == FeatureOwner.cut_slices.__name__:
+            message: SliceRound = arguments[0]
             assert holding._spec is not None
-            n_nodes = sum(len(request.nodes) for request in requests.values())
+            n_nodes = sum(len(request.nodes) for request in message.requests.values())
             n_bytes = 4 * n_nodes * holding._spec.shard.n_channels * int(holding._spec.shard.bin_layout.offset[-1])
             copied = (self.columns - 1.0) * n_bytes * self.costs.add
-            return took + self._of_other_rows(holding, search.tasks, requests) + copied
-        if method in ("add_slices", "search_slices"):
+            return took + self._of_other_rows(holding, message.tasks, message.requests) + copied
+        if method in (FeatureOwner.add_slices.__name__, FeatureOwner.search_slices.__name__):
             slices = arguments[-1]
             added = sum(map(len, slices)) * self.costs.add
-            searched = len(slices[0]) * self.costs.search if method == "search_slices" else 0.0
+            searched = len(slices[0]) * self.costs.search if method == FeatureOwner.search_slices.__name__ else 0.0
             return took + (self.columns - 1.0) * (added + searched)
         return took
 

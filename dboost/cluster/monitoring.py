@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tornado.web import RequestHandler
 
+from dboost.cluster.transport.feature_exchange import FeatureOwner
 from dboost.display import counted, metric_name, number
 from dboost.session.session import Session
 
@@ -369,7 +370,7 @@ def _panels(curves: dict[str, Curve]) -> list[Panel]:
 
 
 #: Methods that add up and search histograms of other workers.
-_REDUCES = {Session.add_slices.__name__, Session.search_slices.__name__}
+_REDUCES = {FeatureOwner.add_slices.__name__, FeatureOwner.search_slices.__name__}
 #: Methods that belong to boosting rounds; all others belong to loading.
 _ROUNDS = _REDUCES | {
     method.__name__
@@ -377,7 +378,7 @@ _ROUNDS = _REDUCES | {
         Session.advance_to,
         Session.assign_leaves,
         Session.round_histograms,
-        Session.histogram_slices,
+        FeatureOwner.cut_slices,
         Session.statistics,
         Session.evaluate,
     )

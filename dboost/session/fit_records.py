@@ -15,7 +15,6 @@ import numpy as np
 
 from dboost.data.columns.binning import Binning
 from dboost.errors import ParameterError
-from dboost.kernels.histograms import BinLayout
 from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import LossMagnitude
 from dboost.rows.row_sample import Sample
@@ -24,13 +23,12 @@ from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import TreeRoutes, TreeTask
+from dboost.trees.tree_task import TreeRoutes
 
 if TYPE_CHECKING:
     from dboost.data.tables.row_metadata import DataIssue
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Level
-    from dboost.trees.split_finder import SiblingPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,50 +199,6 @@ def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
 
 class MissingPartitions(Exception):
     """Raised when a call names a batch, or partitions of a batch, that this session does not have."""
-
-
-@dataclass(frozen=True)
-class SliceExchange:
-    """Which sessions add up which slices of wide histograms; see `cluster.transport.feature_exchange`.
-
-    refs : all sessions, of which each group has the next ones.
-    bounds : slice k has features bounds[k]…bounds[k + 1] - 1; there are at most as many slices as sessions in a group.
-    """
-
-    refs: tuple[SessionRef, ...]
-    n_groups: int
-    bounds: tuple[int, ...]
-
-    @property
-    def n_slices(self) -> int:
-        return len(self.bounds) - 1
-
-    def group(self, number: int) -> tuple[SessionRef, ...]:
-        """Return the sessions of a group; the k-th one adds up slice k of the group."""
-        n = len(self.refs)
-        return self.refs[n * number // self.n_groups : n * (number + 1) // self.n_groups]
-
-    def place(self, ref: SessionRef) -> tuple[int, tuple[SessionRef, ...]]:
-        """Return the position of a session in its group, and the group."""
-        rank, n = self.refs.index(ref), len(self.refs)
-        number = ((rank + 1) * self.n_groups - 1) // n
-        return rank - n * number // self.n_groups, self.group(number)
-
-    def owner(self, k: int) -> SessionRef:
-        """Return the session that adds up slice k of all groups. Owners are divided among the groups."""
-        return self.group(k % self.n_groups)[k]
-
-    def buckets(self, k: int, layout: BinLayout) -> slice:
-        return slice(int(layout.offset[self.bounds[k]]), int(layout.offset[self.bounds[k + 1]]))
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureSearch:
-    """What the owners of slices search in a round."""
-
-    pairs: dict[int, tuple[SiblingPair, ...]]  # by output
-    tasks: tuple[TreeTask, ...] = ()  # of the trees that start
-    exchange: SliceExchange | None = None  # None: that of the round before
 
 
 def pack_round(message: Any) -> bytes:

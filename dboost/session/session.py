@@ -49,14 +49,10 @@ from dboost.session.evaluation_rows import EncodedEvalRows, EvalRows, SessionEva
 from dboost.session.fit_records import (
     BiteVisit,
     BuildSpec,
-    FeatureSearch,
     MissingPartitions,
     PartitionStats,
     ReplayState,
     RowPlaces,
-    SliceExchange,
-    pack_round,
-    unpack,
 )
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
@@ -67,7 +63,6 @@ from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GrownTree, TreeTask
 from dboost.tuning import tuning
 
@@ -106,8 +101,6 @@ class Session:
         Largest round number that a call had.
     trained : list of TrainingRows
         The training rows, of each batch that is built.
-    exchange : SliceExchange or None
-        Which sessions add up which features, if slices of histograms are exchanged.
     pass_width : PassWidth
         What a round may do, if it is a pass over files.
     """
@@ -118,7 +111,6 @@ class Session:
         self.session = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
-        self.exchange: SliceExchange | None = None
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
         self._given_team = team
         self._n_growing: int | None = None  # see `use_threads`
@@ -138,8 +130,6 @@ class Session:
         #: Evaluation rows of batches that were handed over: another session evaluates them, unless the batch is built here.
         self._handed: dict[str, list[EncodedEvalRows]] = {}
         self._spec: BuildSpec | None = None
-        self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
-        self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites: SessionBites | None = None
         self.pass_width = PassWidth(1, 1)
@@ -543,58 +533,6 @@ class Session:
         return self._narrow
 
     @remote
-    def histogram_slices(
-        self, requests: dict[int, RoundRequest], search: FeatureSearch
-    ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
-        """Return the row counts of a round by output, and its histograms as packed slices, none if it opens no nodes.
-
-        The last items are the number of training rows, and the seconds.
-        """
-        results, n_rows, seconds = self.round_histograms(search.tasks, requests)
-        started = time.perf_counter()
-        self._search = search
-        self.exchange = self.exchange if search.exchange is None else search.exchange
-        assert self.exchange is not None
-        slices: list[bytes] = []
-        if any(len(request.nodes) for request in requests.values()):
-            for k in range(self.exchange.n_slices):
-                pieces = {}
-                if self._spec is not None:
-                    buckets = self.exchange.buckets(k, self._spec.shard.bin_layout)
-                    pieces = {output: histograms.slice(buckets) for output, histograms in results.items()}
-                slices.append(pack_round(pieces))
-        results = {
-            output: replace(histograms, histograms=histograms.histograms[:, :, :0]) for output, histograms in results.items()
-        }
-        return results, slices, n_rows, seconds + time.perf_counter() - started
-
-    @remote
-    def add_slices(self, slices: Sequence[bytes]) -> tuple[bytes, float]:
-        """Return the packed sum of slices of the same features, and the seconds."""
-        started = time.perf_counter()
-        return pack_round(_sum_slices(slices)), time.perf_counter() - started
-
-    @remote
-    def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, PackedSplits], float]:
-        """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
-        started = time.perf_counter()
-        search, exchange = self._search, self.exchange
-        assert self._spec is not None and search is not None and exchange is not None
-        if search.tasks:
-            layout = self._spec.shard.bin_layout
-            free: list[SplitFinder | None] = [*self._split_finders.values(), *[None] * len(search.tasks)]
-            self._split_finders = {
-                task.output: SplitFinder(task, layout, exchange.bounds[k], exchange.bounds[k + 1], after=earlier)
-                for task, earlier in zip(search.tasks, free, strict=False)
-            }
-        sums = _sum_slices(slices)
-        splits = {
-            output: pack_splits(self._split_finders[output].find_best_splits(pairs, sums[output].histograms))
-            for output, pairs in search.pairs.items()
-        }
-        return splits, time.perf_counter() - started
-
-    @remote
     def assign_leaves(self, iteration: int) -> None:
         """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
         for rows in self.trained:
@@ -679,12 +617,3 @@ class Session:
 def _leaves_in(flat: FlatEnsemble, n_threads: int, values: np.ndarray, iteration: int) -> np.ndarray:
     """Return the leaves of rows in the trees of an iteration: int32[n_trees, n]."""
     return flat.leaves(values, (iteration, iteration + 1), n_threads).T
-
-
-def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
-    """Return the sums of packed slices by output; a session without rows has sent an empty one."""
-    sums: dict[int, RoundHistograms] = {}
-    for pieces in map(unpack, slices):
-        for output, piece in pieces.items():
-            sums[output] = sums[output].merge(piece) if output in sums else piece
-    return sums

@@ -2,8 +2,8 @@
 
 A `SplitFinder` searches the histograms of a range of features: all of them, or the range of one of several *feature owners*.
 It stores the histogram of every leaf, because of two children only one is added up and the other is the parent minus that.
-Its result (`BestSplits`) is a few numbers per node and merges over the owners: the best split of all features is the best one
-of the ranges' best splits. The reducer therefore needs no histograms, and a large histogram never has to be in one process.
+Its result (`BestSplits`) is a few numbers per node. The best split of all features is the best one of the ranges' best splits.
+The reducer therefore needs no histograms of the owners, and a large histogram never has to be in one process.
 
 **Features that a node may split by** follow from interaction constraints and feature sampling.
 
@@ -18,7 +18,6 @@ left (selection sampling).
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -165,25 +164,6 @@ def _split_info_of(gain: float, best: bytes, total: bytes, children: bytes, goes
 
 
 BestSplits = list[SplitInfo]
-
-
-#: Splits as (score, minus the feature, the pickled split). Of the splits of two ranges of features the maximum is the better
-#: one, of equal ones that of the lower feature. So they are merged without unpacking them.
-PackedSplits = list[tuple[float, float, bytes]]
-
-
-def pack_splits(splits: BestSplits) -> PackedSplits:
-    """Return the best splits that the owner of a range of features found, for sending."""
-    return [(float(one.best[SCORE]), -float(one.best[FEATURE]), pickle.dumps(one, 5)) for one in splits]
-
-
-def merge_splits(mine: PackedSplits, others: PackedSplits) -> PackedSplits:
-    """Merge the best splits that the owners of two ranges of features found for the same nodes."""
-    return list(map(max, mine, others))
-
-
-def unpack_splits(splits: PackedSplits) -> BestSplits:
-    return [pickle.loads(packed) for _, _, packed in splits]
 
 
 class SplitFinder:

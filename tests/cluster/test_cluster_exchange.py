@@ -22,14 +22,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster.transport.feature_exchange import Inbox, Peers, choose_exchange, count_groups, count_levels
+from dboost.cluster.transport.feature_exchange import (
+    FeatureOwner,
+    SliceExchange,
+    SliceRound,
+    choose_exchange,
+    count_groups,
+    count_levels,
+    merge_splits,
+    pack_splits,
+    unpack_splits,
+)
 from dboost.cluster.transport.line import Line
 from dboost.cluster.transport.messages import FitCancelled, LostWorkers
-from dboost.cluster.transport.rpc import SLICE, tree_of
+from dboost.cluster.transport.peer_messages import SLICE, Inbox, Peers
+from dboost.cluster.transport.rpc import tree_of
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
-from dboost.session.fit_records import SessionRef, SliceExchange, unpack
+from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
-from dboost.trees.split_finder import SplitInfo, merge_splits, pack_splits, unpack_splits
+from dboost.trees.split_finder import SplitInfo
 from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster, uses_lines
 
 FRAME = a_table(1500)
@@ -37,6 +48,9 @@ OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False
 #: All histograms are wide, and there are as many slices as sessions in a group.
 EXCHANGE = {"dboost.fan-in": 2, "dboost.gather-bytes": "0B", "dboost.owner-bytes": 1}
 ENVIRONMENT = {"DASK_DBOOST__FAN_IN": "2", "DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"}
+
+#: Groups do not depend on the bins.
+NO_LAYOUT: Any = None
 
 
 def sessions(n: int) -> tuple[SessionRef, ...]:
@@ -48,7 +62,7 @@ def test_every_slice_of_every_session_reaches_its_owner_once(n: int, fan_in: int
     n_groups = count_groups(n, fan_in)
     assert n_groups == 1 if n <= fan_in else 1 < n_groups <= n
     n_slices = data.draw(st.integers(1, n // n_groups))
-    exchange = SliceExchange(sessions(n), n_groups, tuple(range(n_slices + 1)))
+    exchange = SliceExchange(sessions(n), n_groups, tuple(range(n_slices + 1)), NO_LAYOUT)
     groups = [exchange.group(number) for number in range(n_groups)]
     assert tuple(ref for group in groups for ref in group) == exchange.refs
     added: dict[tuple[SessionRef, int], list[int]] = {}
@@ -217,19 +231,19 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
     client: Client, monkeypatch: pytest.MonkeyPatch, which: int, lines: bool
 ) -> None:
     """Its slices never arrive. With two branches at each session, the first one is a relay, and the others are below one."""
-    compute = Session.histogram_slices
+    cut = FeatureOwner.cut_slices
 
-    @wraps(compute)
-    def fails(self: Session, requests: Any, search: Any) -> Any:
-        answer = compute(self, requests, search)
-        if self.exchange is not None and self.session == self.exchange.refs[which].session and not search.tasks:
+    @wraps(cut)
+    def fails(self: FeatureOwner, session: Session, message: SliceRound) -> Any:
+        exchange, *answer = cut(self, session, message)
+        if session.session == exchange.refs[which].session and not message.tasks:
             raise ValueError("no histograms today")
-        return answer
+        return exchange, *answer
 
     data = dd.from_pandas(FRAME, npartitions=7)
     with dask.config.set(EXCHANGE | {"dboost.lines": lines, "dboost.patience": "120s"}):
         with monkeypatch.context() as patched:
-            patched.setattr(Session, "histogram_slices", fails)
+            patched.setattr(FeatureOwner, "cut_slices", fails)
             began = time.monotonic()
             with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no histograms today"):
                 dboost.fit(data, "y", client=client, **OPTIONS)

@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dboost.cluster.transport.feature_exchange import SliceExchange, SliceRound, unpack_splits
 from dboost.cluster.transport.messages import LostWorkers, Timing
-from dboost.cluster.transport.rpc import Branch, Decode, RoundSums, WorkerCalls
-from dboost.session.fit_records import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
+from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, RoundSums, WorkerCalls
+from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.grower import MOST_OPENED, Round
-from dboost.trees.split_finder import unpack_splits
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GrownTree, TreeTask
 
@@ -90,8 +90,8 @@ class SessionRounds:
         requests = {output: request for output, (request, _) in rounds.items()}
         if self._exchange:
             pairs_of = {output: pairs for output, (_, pairs) in rounds.items() if pairs}
-            search = FeatureSearch(pairs_of, tuple(tasks), None if self._is_exchange_known else self._exchange)
-            method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
+            exchange = None if self._is_exchange_known else self._exchange
+            method, packed = EXCHANGE_ROUND, pack_round(SliceRound(requests, pairs_of, tuple(tasks), exchange))
         else:
             method, packed = Session.round_histograms.__name__, pack_round((tasks, requests))
         wait = self._calls.begin(method, dict.fromkeys(self._branches, packed), follows=self._n_under_way > 0)

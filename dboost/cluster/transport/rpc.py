@@ -57,6 +57,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from distributed.comm import connect
 
+from dboost.cluster.transport.feature_exchange import PackedSplits, merge_splits
 from dboost.cluster.transport.line import Line, Message, can_detach, detach
 from dboost.cluster.transport.messages import (
     FAILED,
@@ -76,7 +77,6 @@ from dboost.errors import is_out_of_descriptors, out_of_descriptors
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.grower import RoundHistograms
-from dboost.trees.split_finder import PackedSplits, merge_splits
 
 
 class RoundSums:
@@ -140,11 +140,11 @@ class RoundSums:
 
 Result = TypeVar("Result")
 
+#: A round whose histograms sessions exchange, see `feature_exchange`. The message is a `SliceRound`.
+EXCHANGE_ROUND = "exchange_round"
 #: Numbers of methods and statuses in the headers of messages.
-METHODS = sorted(SESSION_METHODS)
+METHODS = sorted({*SESSION_METHODS, EXCHANGE_ROUND})
 STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
-#: The kind of a message that has no answer: a slice of histograms from another session (`feature_exchange`).
-SLICE = 255
 
 #: Seconds between two checks whether the event loop still runs.
 _LOOP_CHECK = 1.0
@@ -646,7 +646,7 @@ class Relay:
                 self._fail(message, WorkerFailed(self._here.worker, answer))
             if status != OK:
                 return status, unpack(answer) if status == LOST else (self._here.worker, answer)
-            if METHODS[message.kind] in (Session.round_histograms.__name__, Session.histogram_slices.__name__):
+            if METHODS[message.kind] in (Session.round_histograms.__name__, EXCHANGE_ROUND):
                 return OK, self._summed(message, answer)
             answers = {self._here: answer}
 

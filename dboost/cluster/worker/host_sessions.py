@@ -32,7 +32,7 @@ of their host if it has room for them, even if it has read none of them, else to
 has other workers, one of them becomes its trainer, and no host has two. A worker that has handed its rows over has none to
 lose. Workers that join beside a trainer get no rows (`cluster.partitions.joined_workers`).
 
-**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`cluster.transport.feature_exchange`), in
+**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`cluster.transport.peer_messages`), in
 messages of about `Tuning.hand_over_bytes`; a session that waits for those of a lost one gives up in the same way. What was
 received counts only once the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
 """
@@ -43,8 +43,9 @@ import socket
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from dboost.cluster.transport.line import Pieces, pieces_of, unpacked
+from dboost.cluster.transport.line import pieces_of, unpacked
 from dboost.cluster.transport.messages import OK
+from dboost.cluster.transport.peer_messages import Execute, Swap
 from dboost.kernels.threads import usable_processors
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.fit_records import SessionRef, pack_round, unpack
@@ -229,23 +230,20 @@ def hand_overs(
 
 
 def answer_hand_over(
-    here: SessionRef,
+    ref: SessionRef,
     arguments: bytes | memoryview,
-    execute: Callable[[str, Any], tuple[str, Any]],
-    exchange: Callable[[int, dict[SessionRef, Pieces], int], tuple[str, Any]],
+    execute: Execute,
+    swap: Swap,
 ) -> tuple[str, Any]:
-    """Answer the call of a session, when its rows have been sent, or those of the others have arrived.
-
-    execute : calls a method of the session; exchange : sends messages of a number, and returns so many of other sessions.
-    """
+    """Answer the call of a session, when its rows have been sent, or those of the others have arrived."""
     batch, spec, order = unpack(arguments)
-    is_trainer = order.trainer == here
+    is_trainer = order.trainer == ref
     n_threads = order.n_threads if is_trainer else None
     status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_parts, n_threads, order.n_rows))
     if status != OK:
         return status, parts
     for k, n_senders in enumerate(order.n_senders if is_trainer else [0] * len(parts)):
-        status, received = exchange(k, {} if is_trainer else {order.trainer: pieces_of(parts[k])}, n_senders)
+        status, received = swap(k, {} if is_trainer else {order.trainer: pieces_of(parts[k])}, n_senders)
         if status == OK and is_trainer:
             status, received = execute(Session.receive.__name__, (batch, [*map(unpacked, received)]))
         if status != OK:

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -34,7 +34,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.cluster.monitoring import WorkMeter, publish
-from dboost.cluster.transport.feature_exchange import Inbox, Peers
+from dboost.cluster.transport.feature_exchange import FeatureOwner
 from dboost.cluster.transport.line import Line, Message, Pieces, packed
 from dboost.cluster.transport.messages import (
     FAILED,
@@ -51,7 +51,16 @@ from dboost.cluster.transport.messages import (
     pack,
     pack_error,
 )
-from dboost.cluster.transport.rpc import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
+from dboost.cluster.transport.peer_messages import SLICE, Inbox, Peers
+from dboost.cluster.transport.rpc import (
+    EXCHANGE_ROUND,
+    METHODS,
+    STATUSES,
+    Relay,
+    accept_line,
+    open_worker_line,
+    run_on,
+)
 from dboost.cluster.transport.sample_exchange import answer_proposal
 from dboost.cluster.worker.host_sessions import answer_hand_over
 from dboost.config import liveness_timeout
@@ -63,7 +72,6 @@ from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.grower import RoundHistograms
-from dboost.trees.split_finder import PackedSplits
 from dboost.tuning import adopt, tuning
 from dboost.version import __version__
 
@@ -184,16 +192,13 @@ def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes
 
 
 #: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
-_WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample, Session.hand_over))
+_WAITING = frozenset({EXCHANGE_ROUND, Session.draw_sample.__name__, Session.hand_over.__name__})
 #: Number of such calls at the same time.
 _MOST_WAITING = 1024
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
 _TEARDOWN_TIMEOUT = 3.0
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
-_OF_ROUNDS = frozenset(
-    method.__name__
-    for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
-)
+_OF_ROUNDS = frozenset({EXCHANGE_ROUND, Session.round_histograms.__name__})
 #: Other calls of every iteration whose results contain none.
 _OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_trees))
 #: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
@@ -229,6 +234,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lines: dict[Line, tuple[str, str]] = {}
         #: Lines on which sessions send slices of histograms, by fit and session.
         self._peers: dict[tuple[str, str], Peers] = {}
+        #: Sessions that search features of exchanged histograms, by fit and session.
+        self._owners: dict[tuple[str, str], FeatureOwner] = {}
         self.mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
@@ -301,47 +308,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
             return {"status": UNKNOWN}
         pool = self._waiting if method in _WAITING else self._pool
         return await self._loop.run_in_executor(pool, self._call, fit, session, number, method, arguments)
-
-    def _exchange(
-        self, fit: str, session: str, number: int, arguments: bytes | memoryview, relay: Relay | None
-    ) -> tuple[str, Any]:
-        """Compute the histograms of a round, exchange slices of them, and return the best splits of own features, if any.
-
-        This is the session's part of a `SliceExchange`; called in threads. relay : by which the call arrived on a line.
-        """
-        execute = partial(self._execute, fit, session, number)
-        status, answer = execute(Session.histogram_slices.__name__, arguments)
-        if status != OK:
-            return status, answer
-        histograms, slices, n_rows, seconds = answer
-        best: dict[int, PackedSplits] = {}
-        worker_session = self.known(fit, session)
-        if not slices or worker_session is None:
-            return OK, (histograms, n_rows, seconds, best)
-        exchange, ref = worker_session.exchange, SessionRef(self._worker.address, session)
-        assert exchange is not None
-        k, group = exchange.place(ref)
-        # Each session sends to the next one of its group first, so that no link receives from all at the same time.
-        first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
-        to_group: dict[SessionRef, Pieces] = {group[j]: [slices[j]] for j in (*range(first, len(slices)), *range(first))}
-        status, received = self._swap(fit, ref, number, 0, to_group, wanted, relay)
-        if status == OK and received and exchange.n_groups > 1:
-            status, answer = execute(Session.add_slices.__name__, ([content for (content,) in received],))
-            if status != OK:
-                return status, answer
-            seconds += answer[1]
-            owner = exchange.owner(k)
-            wanted = exchange.n_groups if owner == ref else 0
-            status, received = self._swap(fit, ref, number, 1, {owner: [answer[0]]}, wanted, relay)
-        if status != OK:
-            return status, received
-        if received:
-            status, answer = execute(Session.search_slices.__name__, (k, [content for (content,) in received]))
-            if status != OK:
-                return status, answer
-            best = answer[0]
-            seconds += answer[1]
-        return OK, (histograms, n_rows, seconds, best)
 
     def _swap(
         self,
@@ -488,31 +454,36 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def _answer(
         self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay | None
     ) -> tuple[str, Any]:
-        """Answer a call: by a method of the session, or by an exchange with other sessions; see `_execute`, `_exchange`."""
-        if method == Session.histogram_slices.__name__:
-            return self._exchange(fit, session, number, arguments, relay)
+        """Answer a call: by a method of the session, or together with other sessions; see `_execute`."""
+        ref = SessionRef(self._worker.address, session)
+        execute = partial(self._execute, fit, session, number)
+
+        def swap(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
+            return self._swap(fit, ref, number, stage, messages, n_wanted, relay)
+
+        if method == EXCHANGE_ROUND:
+            with self._lock:
+                if self.known(fit, session) is None:
+                    return UNKNOWN, b""
+                owner = self._owners.setdefault((fit, session), FeatureOwner(ref))
+            return owner.answer_round(arguments, execute, swap)
         if method == Session.draw_sample.__name__:
-            own_ref = SessionRef(self._worker.address, session)
-
-            def swap(slices: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
-                return self._swap(fit, own_ref, number, 0, slices, n_wanted, relay)
-
-            return answer_proposal(own_ref, arguments, partial(self._execute, fit, session, number), swap)
+            return answer_proposal(ref, arguments, execute, swap)
         if method == Session.hand_over.__name__:
-            own_ref = SessionRef(self._worker.address, session)
-
-            def send(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
-                return self._swap(fit, own_ref, number, stage, messages, n_wanted, relay)
-
-            return answer_hand_over(own_ref, arguments, partial(self._execute, fit, session, number), send)
-        return self._execute(fit, session, number, method, arguments)
+            return answer_hand_over(ref, arguments, execute, swap)
+        return execute(method, arguments)
 
     def _execute(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...]
+        self,
+        fit: str,
+        session: str,
+        number: int,
+        method: str | Callable[..., Any],
+        arguments: bytes | memoryview | tuple[Any, ...],
     ) -> tuple[str, Any]:
-        """Call a method of a session; return the status, and the packed answer or error.
+        """Call a method of a session, or a function with the session; return the status, and the packed answer or error.
 
-        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
+        Answers of functions and of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -525,18 +496,21 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 started = time.perf_counter()
                 unpacked = arguments if isinstance(arguments, tuple) else unpack(arguments)
                 if isinstance(unpacked, AfterSteps):
-                    for name, of_step in unpacked.steps:
-                        _method_of(worker_session, name)(*of_step)
+                    for step, step_arguments in unpacked.steps:
+                        _method_of(worker_session, step)(*step_arguments)
                     unpacked = unpacked.arguments
-                answer = _method_of(worker_session, method)(*unpacked)
+                if callable(method):
+                    name, answer = method.__name__, method(worker_session, *unpacked)
+                else:
+                    name, answer = method, _method_of(worker_session, method)(*unpacked)
                 if method in _FREES_MEMORY:
                     trim_memory()
-                if method not in _NOT_PACKED:
+                if not callable(method) and method not in _NOT_PACKED:
                     answer = pack_round(answer) if method in _OF_ITERATIONS else pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
                         n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
-                        self.meter.note(fit, method, started, n_received, bytes_of(answer), worker_session.n_rows)
+                        self.meter.note(fit, name, started, n_received, bytes_of(answer), worker_session.n_rows)
                 return OK, answer
         except MissingPartitions:
             return UNKNOWN, b""
@@ -576,6 +550,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
             worker_session = self._sessions.pop(fit, None)
             self.meter.forget(fit)
             peers = [self._peers.pop(key) for key in list(self._peers) if key[0] == fit and session in (None, key[1])]
+            for key in [key for key in self._owners if key[0] == fit and session in (None, key[1])]:
+                del self._owners[key]
         self._inbox.drop(fit)
         for peer in peers:
             self._pool.submit(peer.close)
