@@ -19,15 +19,14 @@ about three. Measure a fit of a hundredth of the rows before you depend on them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.display import html_card, number
+from dboost.display import counted, duration, html_card
 from dboost.errors import ParameterError
 from dboost.kernels.threads import is_small
 from dboost.losses.deviance import SquaredError
@@ -58,6 +57,8 @@ ROUND_SECONDS = 1.3e-3
 #: The cost model of docs/scaling.md: fan-in, latency of a link, processor time of a message, seconds to send and add a byte
 #: (10 Gbit/s and 0.25 ns), and leaves whose histograms a round sends on average.
 FAN_IN, LATENCY, MESSAGE_SECONDS, BYTE_SECONDS, LEAVES_PER_ROUND = 8, 0.1e-3, 30e-6, 0.8e-9 + 0.25e-9, 3
+#: Wide histograms are reduced by feature: a worker receives about so many times its own.
+RECEIVED_HISTOGRAMS = 1.5
 #: Seconds to pack, send and join a byte of rows that a worker hands over: 40 to 57 ms for 21 MiB (docs/scaling.md).
 HAND_OVER_SECONDS = 2.2e-9
 #: Memory and threads of a worker, unless they are given.
@@ -68,18 +69,6 @@ _NO_LIMIT = 2**62
 MOST_COLUMNS = 1_000_000
 #: Iterations of the planned fit, bytes of a raw value, and memory of a partition as Dask reads it: about as Dask recommends.
 ITERATIONS, VALUE_BYTES, PARTITION_BYTES = 100, 8, 128 * 2**20
-
-_OF_TREE = "histograms take leaves × columns × bins × 16 bytes, and time grows with 1 + ½ log₂(leaves)"
-_OF_ROW = "docs/guide/sizing.md has the bytes of a row"
-#: Parameters of earlier versions, and what replaces them.
-_REMOVED = {
-    "minutes": "compare the minutes of plans with several numbers of workers",
-    "max_iter": f"training_minutes are those of {ITERATIONS} iterations, and proportional to them",
-    "loss": _OF_ROW, "n_classes": _OF_ROW, "weighted": _OF_ROW,
-    "max_leaf_nodes": _OF_TREE, "max_depth": _OF_TREE, "max_bins": _OF_TREE, "min_samples_leaf": _OF_TREE,
-    "value_bytes": f"values are taken to have {VALUE_BYTES} bytes",
-    "partition_memory": f"partitions are taken to have {format_bytes(PARTITION_BYTES)}",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,25 +126,20 @@ class Plan:
         return self.loading_minutes + self.training_minutes
 
     def _lines(self) -> list[tuple[str, str]]:
+        lines = [("workers", f"{self.workers:,} × {counted(self.threads, 'thread')}")]
+        if self.trainers < self.workers:
+            received = f", {format_bytes(self.handed_over)} handed over" if self.handed_over else ""
+            lines.append(("of them train", f"{self.trainers:,} × {counted(self.trainer_threads, 'thread')}{received}"))
         where = "rows stay in memory" if self.in_memory else "rows are streamed from files"
         return [
-            ("workers", f"{self.workers:,} × {self.threads} thread{'s' * (self.threads > 1)}"),
-            *self._training_lines(),
+            *lines,
             ("memory of a worker", f"{format_bytes(self.memory_per_worker)} ({where})"),
             ("added by the fit", f"{format_bytes(self.memory_added)} per worker"),
             ("all rows, binned", format_bytes(self.memory)),
             ("temporary files", f"{format_bytes(self.disk_per_worker)} per worker"),
             ("added to the client", format_bytes(self.client_memory)),
-            ("time, about", f"{_duration(self.minutes)} (loading {_duration(self.loading_minutes)})"),
+            ("time, about", f"{duration(60 * self.minutes)} (loading {duration(60 * self.loading_minutes)})"),
         ]
-
-    def _training_lines(self) -> list[tuple[str, str]]:
-        """Return a line on the workers that train, if others hand their rows over to them."""
-        if self.trainers == self.workers:
-            return []
-        threads = f"{self.trainer_threads} thread{'s' * (self.trainer_threads > 1)}"
-        received = f", {format_bytes(self.handed_over)} handed over" if self.handed_over else ""
-        return [("of them train", f"{self.trainers:,} × {threads}{received}")]
 
     def _title(self) -> str:
         return f"{self.rows:,} rows × {self.columns:,} columns, {self.iterations:,} iterations of {self.leaves:,} leaves"
@@ -175,7 +159,7 @@ def plan(
     worker_memory: int | str | None = None,
     worker_threads: int | None = None,
     client: Any = None,
-    **removed: Any,
+    **unknown: Any,
 ) -> Plan:
     """Estimate the workers, memory and minutes that a fit needs, without any data.
 
@@ -193,8 +177,8 @@ def plan(
     client : distributed.Client, optional
         The plan is that of a fit on the workers of its cluster, with their hosts, threads and memory, in place of the three
         parameters above.
-    **removed
-        Parameters of earlier versions raise an error that states what replaces them.
+    **unknown
+        Other parameters of a fit raise an error, because the plan is that of the defaults.
 
     Returns
     -------
@@ -217,10 +201,11 @@ def plan(
     >>> plan.workers
     7
     """
-    for name in removed:
-        if name in _REMOVED:
-            raise ParameterError(f"plan: there is no parameter {name!r} any more: {_REMOVED[name]}")
-        raise ParameterError(f"plan: unknown parameter {name!r}")
+    if unknown:
+        raise ParameterError(
+            f"plan: unknown parameter {next(iter(unknown))!r}: the fit is that of the defaults, with {ITERATIONS} iterations; "
+            "docs/guide/sizing.md has what other settings change"
+        )
     if hasattr(rows, "shape") and not isinstance(rows, np.generic):
         raise ParameterError("plan takes numbers, not a table: dboost.plan(len(frame), n_features), without the target")
     for name, value in (("rows", rows), ("columns", columns)):
@@ -228,28 +213,27 @@ def plan(
     if columns > MOST_COLUMNS:
         raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
     spec = _spec(int(rows), int(columns))
+    stated = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
+    stated = {name: value for name, value in stated.items() if value is not None}
     if client is not None:
-        stated = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
-        if named := [name for name, value in stated.items() if value is not None]:
-            raise ParameterError(f"plan: leave out {' and '.join(named)}, or client: the workers are those of its cluster")
-        fit = _Fit(int(rows), spec, Counter(_hosts_of(client)))
-        for host in fit.hosts:
-            fit.check_trees(host)
-        return fit.plan
-    if workers is not None:
-        _check_count("workers", workers)
-    if worker_threads is not None:
-        _check_count("worker_threads", worker_threads)
-    n_threads = WORKER_THREADS if worker_threads is None else int(worker_threads)
-    limit = parse_memory_limit(WORKER_MEMORY if worker_memory is None else worker_memory, "worker_memory")
-    host = _Host((_Worker(n_threads, limit),), n_threads)
-    _Fit(int(rows), spec, Counter({host: 1})).check_trees(host)
-    n_workers = _fewest(int(rows), spec, host) if workers is None else int(workers)
-    return _Fit(int(rows), spec, Counter({host: n_workers})).plan
+        if stated:
+            raise ParameterError(f"plan: leave out {' and '.join(stated)}, or client: the workers are those of its cluster")
+        hosts = Counter(_hosts_of(client))
+    else:
+        for name in stated.keys() - {"worker_memory"}:
+            _check_count(name, stated[name])
+        n_threads = WORKER_THREADS if worker_threads is None else int(worker_threads)
+        limit = parse_memory_limit(WORKER_MEMORY if worker_memory is None else worker_memory, "worker_memory")
+        hosts = Counter([_Host((_Worker(n_threads, limit),), n_threads)])
+    fit = _Fit(int(rows), spec, hosts)
+    fit.check_trees()
+    if client is None:
+        (host,) = hosts
+        fit = replace(fit, hosts=Counter({host: _fewest(fit) if workers is None else int(workers)}))
+    return fit.plan()
 
 
-@dataclass(frozen=True)
-class _Worker:
+class _Worker(NamedTuple):
     n_threads: int
     memory_limit: int  # bytes, 0 if there is none
 
@@ -263,28 +247,29 @@ class _Worker:
         return Budget(max(int(self.limit * TARGET_FRACTION) - PROCESS_BYTES, 1))
 
 
-@dataclass(frozen=True)
-class _Host:
+class _Host(NamedTuple):
     """Workers that hand their rows over to one of them if it has room."""
 
     workers: tuple[_Worker, ...]
     n_processors: int
 
-    @cached_property
+    @property
     def n_threads(self) -> int:
-        """Threads of all workers."""
         return sum(worker.n_threads for worker in self.workers)
 
 
-@dataclass(frozen=True)
-class _Load:
+class _Load(NamedTuple):
     """What a worker does in a fit."""
 
     worker: _Worker
     n_read: int  # rows
     n_trained: int  # rows that it trains on
-    n_received: int  # rows of other workers among them
     n_threads: int  # with which it trains
+
+    @property
+    def n_received(self) -> int:
+        """Rows of other workers."""
+        return max(self.n_trained - self.n_read, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,80 +280,18 @@ class _Fit:
     spec: ShardSpec
     hosts: Counter[_Host]
 
-    @cached_property
+    @property
     def n_columns(self) -> int:
         return len(self.spec.layout.n_bins)
 
-    @cached_property
+    @property
     def n_workers(self) -> int:
         return sum(len(host.workers) * n for host, n in self.hosts.items())
-
-    @cached_property
-    def loads(self) -> Counter[_Load]:
-        """What workers do, with the number of equal ones."""
-        from dboost.config import session_per_host  # which imports Dask
-
-        single = self._single_host()
-        if single is not None:
-            worker, host = single
-            hands_over = session_per_host() and not is_small(self.rows, self.n_columns)
-            n_threads = _threads_of_trainer(host, worker) if hands_over else worker.n_threads
-            return Counter({_Load(worker, self.rows, self.rows, 0, n_threads): 1})
-        loads_of_workers: Counter[_Load] = Counter()
-        together = sum(host.n_threads * n for host, n in self.hosts.items())
-        for host, n in self.hosts.items():
-            n_rows = -(-self.rows * host.n_threads // together)
-            read = [-(-n_rows * worker.n_threads // host.n_threads) for worker in host.workers]
-            most = [min(worker.spare.most_rows(self.spec, host.n_processors), tuning().session_rows) for worker in host.workers]
-            trainers = [k for k, room in enumerate(most) if room >= n_rows]
-            hands_over = bool(trainers) and all(room >= n_own for room, n_own in zip(most, read, strict=True))
-            for k, worker in enumerate(host.workers):
-                if not hands_over:
-                    load = _Load(worker, read[k], read[k], 0, worker.n_threads)
-                elif k == trainers[0]:
-                    load = _Load(worker, read[k], n_rows, n_rows - read[k], _threads_of_trainer(host, worker))
-                else:
-                    load = _Load(worker, read[k], 0, 0, worker.n_threads)
-                loads_of_workers[load] += n
-        return loads_of_workers
-
-    def _single_host(self) -> tuple[_Worker, _Host] | None:
-        """Return the worker that gets all rows of a small table, and its host; None if the table is divided."""
-        from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held  # which imports Dask
-
-        n_values = self.rows * self.n_columns
-        for host in self.hosts:
-            for worker in host.workers:
-                is_small = is_for_one_worker(n_values, 1, worker.n_threads, self.n_workers)
-                if is_small and is_held(n_values, worker.memory_limit):
-                    return worker, host
-        return None
 
     @property
     def raw_row(self) -> int:
         """Bytes of a row's raw values."""
         return VALUE_BYTES * self.n_columns
-
-    def training(self, n_rows: int, n_threads: int) -> int:
-        """Return the bytes of a worker while trees grow."""
-        return resident_bytes(self.spec, n_rows) + histogram_bytes(self.spec, n_threads) if n_rows else 0
-
-    def loading(self, load: _Load) -> int:
-        """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
-        worker, n_rows = load.worker, load.n_read
-        raw = n_rows * self.raw_row
-        metadata = n_rows * 8
-        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
-        partition_bytes = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
-        reading = 2 * min(worker.n_threads * partition_bytes, max(raw, partition_bytes))
-        sampling = self.sample_bytes * n_rows // self.rows
-        encoding = n_rows * (self.n_columns + 16)
-        freed = min(raw, TRIM_BYTES)
-        return min(raw, RETAIN_BYTES, worker.spare.retained) + metadata + max(reading, sampling, encoding) + freed
-
-    def receiving(self, load: _Load) -> int:
-        """Return the bytes of a trainer until its rows are joined: what it has and has received, and the rows together."""
-        return (2 * load.n_trained if load.n_received else 0) * row_bytes(self.spec)
 
     @property
     def sample_bytes(self) -> int:
@@ -376,17 +299,66 @@ class _Fit:
         sample = tuning().bin_sample_rows
         return 2 * 8 * min(self.rows, sample + sample // 8) * self.n_columns
 
+    def loads(self) -> Counter[_Load]:
+        """Return what workers do, with the number of equal ones."""
+        single = self._single_host()
+        if single is not None:
+            worker, host = single
+            hands_over = _has_session_per_host() and not is_small(self.rows, self.n_columns)
+            n_threads = _threads_of_trainer(host, worker) if hands_over else worker.n_threads
+            return Counter([_Load(worker, self.rows, self.rows, n_threads)])
+        loads: Counter[_Load] = Counter()
+        n_threads = sum(host.n_threads * n for host, n in self.hosts.items())
+        for host, n in self.hosts.items():
+            n_rows = -(-self.rows * host.n_threads // n_threads)
+            read = [-(-n_rows * worker.n_threads // host.n_threads) for worker in host.workers]
+            room = [min(worker.spare.most_rows(self.spec, host.n_processors), tuning().session_rows) for worker in host.workers]
+            trainer = next((worker for worker, most in zip(host.workers, room, strict=True) if most >= n_rows), None)
+            trained = list(read)
+            if trainer is not None and all(most >= n_read for most, n_read in zip(room, read, strict=True)):
+                trained = [n_rows if worker is trainer else 0 for worker in host.workers]
+            for worker, n_read, n_trained in zip(host.workers, read, trained, strict=True):
+                receives = n_trained > n_read
+                n_own = _threads_of_trainer(host, worker) if receives else worker.n_threads
+                loads[_Load(worker, n_read, n_trained, n_own)] += n
+        return loads
+
+    def _single_host(self) -> tuple[_Worker, _Host] | None:
+        """Return the worker that gets all rows of a small table, and its host; None if the table is divided."""
+        from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held  # which imports Dask
+
+        n_values, n_workers = self.rows * self.n_columns, self.n_workers
+        for host in self.hosts:
+            for worker in host.workers:
+                if is_for_one_worker(n_values, 1, worker.n_threads, n_workers) and is_held(n_values, worker.memory_limit):
+                    return worker, host
+        return None
+
+    def growing(self, load: _Load) -> int:
+        """Return the bytes of a worker while trees grow."""
+        return resident_bytes(self.spec, load.n_trained) + histogram_bytes(self.spec, load.n_threads) if load.n_trained else 0
+
+    def loading(self, load: _Load) -> int:
+        """Return the most bytes of a worker before trees grow: of reading, sampling, encoding, or receiving rows."""
+        worker, raw = load.worker, load.n_read * self.raw_row
+        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
+        partition_bytes = min(PARTITION_BYTES, self.rows * self.raw_row) if raw else 0
+        reading = 2 * min(worker.n_threads * partition_bytes, max(raw, partition_bytes))
+        sampling = self.sample_bytes * load.n_read // self.rows
+        encoding = load.n_read * (self.n_columns + 16)
+        kept = min(raw, RETAIN_BYTES, worker.spare.retained) + load.n_read * 8 + min(raw, TRIM_BYTES)
+        # A trainer holds what it has and has received, and these rows joined.
+        receiving = 2 * load.n_trained * row_bytes(self.spec) if load.n_received else 0
+        return max(kept + max(reading, sampling, encoding), receiving)
+
     def needed(self, load: _Load) -> int:
         """Return the memory limit with which a worker keeps its rows in memory, and is not paused."""
-        # As `Budget.holds_rows`: a quarter of the budget stays free.
-        keeps = (PROCESS_BYTES + self.training(load.n_trained, load.n_threads) / 0.75) / TARGET_FRACTION
-        return math.ceil(max(keeps, (PROCESS_BYTES + max(self.loading(load), self.receiving(load))) / PAUSE_FRACTION))
+        return _limit_for(self.growing(load), self.loading(load))
 
-    def check_trees(self, host: _Host) -> None:
+    def check_trees(self) -> None:
         """Raise ParameterError if the histograms of a tree do not fit the memory of a worker."""
-        for worker in host.workers:
-            keeps = PROCESS_BYTES + histogram_bytes(self.spec, worker.n_threads) / 0.75
-            needed = math.ceil(max(keeps / TARGET_FRACTION, PROCESS_BYTES / PAUSE_FRACTION))
+        for worker in {worker for host in self.hosts for worker in host.workers}:
+            needed = _limit_for(histogram_bytes(self.spec, worker.n_threads), 0)
             if needed > worker.limit:
                 raise ParameterError(
                     f"worker_memory of {format_bytes(worker.limit)} is too small for trees of {self.spec.max_leaves} leaves "
@@ -394,65 +366,63 @@ class _Fit:
                     f"{format_bytes(needed)}"
                 )
 
-    def round_seconds(self, n_trainers: int) -> float:
-        """Return the seconds of a round for messages and the scheduler's work."""
-        spec = self.spec
-        n_bytes = LEAVES_PER_ROUND * spec.n_channels * 4 * int(spec.layout.offset[-1])
-        fan_in = min(FAN_IN, n_trainers)
-        levels = max(math.ceil(math.log(n_trainers) / math.log(FAN_IN)), 1)
-        messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
-        # Wide histograms are reduced by feature, in groups of workers.
-        group = min(math.sqrt(n_trainers * FAN_IN / 2), n_trainers)
-        calls = levels * (2 * LATENCY + 2 * fan_in * MESSAGE_SECONDS)
-        slices = 3 * LATENCY + (2 * group + n_trainers / group) * MESSAGE_SECONDS
-        slices += (1 + n_trainers / group**2) * n_bytes * BYTE_SECONDS
-        return ROUND_SECONDS + min(messages, calls + slices)
-
-    @property
-    def plan(self) -> Plan:
-        spec, columns, loads = self.spec, self.n_columns, self.loads
-        trainers = Counter({load: n for load, n in loads.items() if load.n_trained})
-        n_trainers = trainers.total()
-        needed = {load: self.needed(load) for load in loads}
-        in_memory = all(needed[load] <= load.worker.limit for load in loads)
-        added = [
-            max(self.training(load.n_trained, load.n_threads), self.loading(load), self.receiving(load))
-            if needed[load] <= load.worker.limit
-            else load.worker.spare.limit
-            for load in loads
-        ]
-        disk = [
-            max(load.n_read * self.raw_row - min(RETAIN_BYTES, load.worker.spare.retained), 0)
-            + (0 if needed[load] <= load.worker.limit else load.n_trained * spec.bytes_per_row())
-            for load in loads
-        ]
-        sent = row_bytes(spec) - 8 * spec.n_outputs  # first raw scores are the same in all rows, and not sent
-        handed_over = sent * sum(load.n_received * n for load, n in loads.items())
+    def tree_seconds(self, trainers: Counter[_Load]) -> float:
+        """Return the seconds of a tree: its cells, and the rounds between several trainers."""
         # Best-first and depth-wise trees of any size visit each row about once per level.
-        leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
-        of_tree = max(load.n_trained * columns * CELL_SECONDS * leaves / _speed(load.n_threads) for load in trainers)
-        reading = max(load.n_read * columns * LOAD_SECONDS / _speed(load.worker.n_threads) for load in loads)
+        leaves = (1 + math.log2(self.spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
+        cells = max(load.n_trained / _speed(load.n_threads) for load in trainers) * self.n_columns * CELL_SECONDS * leaves
+        n_trainers = trainers.total()
+        if n_trainers == 1:
+            return cells
+        n_messages = max(math.ceil(math.log(n_trainers, FAN_IN)), 1) * min(FAN_IN, n_trainers)
+        histograms = LEAVES_PER_ROUND * self.spec.n_channels * 4 * int(self.spec.layout.offset[-1])
+        messages = n_messages * 2 * (LATENCY / FAN_IN + MESSAGE_SECONDS) + RECEIVED_HISTOGRAMS * histograms * BYTE_SECONDS
+        return cells + ROUNDS * (ROUND_SECONDS + messages)
+
+    def plan(self) -> Plan:
+        spec, loads = self.spec, self.loads()
+        trainers = Counter({load: n for load, n in loads.items() if load.n_trained})
+        needed = {load: self.needed(load) for load in loads}
+        streams = {load: needed[load] > load.worker.limit for load in loads}
+        raw_in_files = [max(load.n_read * self.raw_row - min(RETAIN_BYTES, load.worker.spare.retained), 0) for load in loads]
+        binned_in_files = [load.n_trained * spec.bytes_per_row() if streams[load] else 0 for load in loads]
+        sent = row_bytes(spec) - 8 * spec.n_outputs  # first raw scores are the same in all rows, and not sent
+        reading = max(load.n_read / _speed(load.worker.n_threads) for load in loads) * self.n_columns * LOAD_SECONDS
         receiving = max(load.n_received for load in loads) * row_bytes(spec) * HAND_OVER_SECONDS
-        rounds = 0.0 if n_trainers == 1 else ROUNDS * self.round_seconds(n_trainers)
         return Plan(
             rows=self.rows,
-            columns=columns,
+            columns=self.n_columns,
             iterations=ITERATIONS,
             leaves=spec.max_leaves,
             workers=self.n_workers,
             threads=max(worker.n_threads for host in self.hosts for worker in host.workers),
-            trainers=n_trainers,
+            trainers=trainers.total(),
             trainer_threads=max(load.n_threads for load in trainers),
-            handed_over=handed_over,
+            handed_over=sent * sum(load.n_received * n for load, n in loads.items()),
             memory=resident_bytes(spec, self.rows),
-            memory_added=max(added),
+            memory_added=max(
+                load.worker.spare.limit if streams[load] else max(self.growing(load), self.loading(load)) for load in loads
+            ),
             memory_per_worker=max(min(needed[load], load.worker.limit) for load in loads),
-            in_memory=in_memory,
-            disk_per_worker=max(disk),
+            in_memory=not any(streams.values()),
+            disk_per_worker=max(map(sum, zip(raw_in_files, binned_in_files, strict=True))),
             client_memory=self.sample_bytes,
             loading_minutes=(reading + receiving) / 60,
-            training_minutes=ITERATIONS * (of_tree + rounds) / 60,
+            training_minutes=ITERATIONS * self.tree_seconds(trainers) / 60,
         )
+
+
+def _limit_for(kept: int, passing: int) -> int:
+    """Return the memory limit of a worker that keeps rows and trees of so many bytes, and needs others for a while."""
+    # As `Budget.holds_rows`: a quarter of the budget stays free.
+    keeps = (PROCESS_BYTES + kept / 0.75) / TARGET_FRACTION
+    return math.ceil(max(keeps, (PROCESS_BYTES + passing) / PAUSE_FRACTION))
+
+
+def _has_session_per_host() -> bool:
+    from dboost.config import session_per_host  # which imports Dask
+
+    return session_per_host()
 
 
 def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
@@ -463,40 +433,32 @@ def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
     )
 
 
-def _fewest(rows: int, spec: ShardSpec, host: _Host) -> int:
+def _fewest(fit: _Fit) -> int:
     """Return the smallest number of hosts of one worker that keep the rows in memory."""
-    (worker,) = host.workers
-    fit = _Fit(rows, spec, Counter({host: 1}))
+    ((worker,), _) = next(iter(fit.hosts))
 
     def is_enough(n_workers: int) -> bool:
-        share = -(-rows // n_workers)
-        return fit.needed(_Load(worker, share, share, 0, worker.n_threads)) <= worker.limit
+        share = -(-fit.rows // n_workers)
+        return fit.needed(_Load(worker, share, share, worker.n_threads)) <= worker.limit
 
-    low, high = 0, 1
-    while not is_enough(high):
-        low, high = high, 2 * high
-        if low >= rows:
-            raise ParameterError(
-                f"worker_memory of {format_bytes(worker.limit)} is too small: {worker.n_threads} partitions of "
-                f"{format_bytes(PARTITION_BYTES)}, one for each of worker_threads, exceed it"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    if not is_enough(fit.rows):
+        raise ParameterError(
+            f"worker_memory of {format_bytes(worker.limit)} is too small: {worker.n_threads} partitions of "
+            f"{format_bytes(PARTITION_BYTES)}, one for each of worker_threads, exceed it"
+        )
+    return 1 + bisect_left(range(1, fit.rows), True, key=is_enough)
 
 
-def _hosts_of(client: Any) -> Sequence[_Host]:
+def _hosts_of(client: Any) -> list[_Host]:
     """Return the hosts of a client's cluster; ParameterError without workers."""
     from dboost.cluster.client.client import client_for
     from dboost.cluster.worker.host_sessions import places_of
-    from dboost.config import session_per_host
 
     with client_for(None, client) as open_client:
         groups = places_of(open_client)
     if not groups:
         raise ParameterError("plan: the cluster of this client has no workers")
-    if not session_per_host():
+    if not _has_session_per_host():
         groups = [[place] for group in groups for place in group]
     return [
         _Host(tuple(_Worker(place.n_threads, place.memory_limit) for place in group), len(group[0].processors))
@@ -528,10 +490,3 @@ def _spec(rows: int, columns: int) -> ShardSpec:
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ParameterError(f"{name}={value!r} must be a positive whole number")
-
-
-def _duration(minutes: float) -> str:
-    """Return a duration as text, with two significant digits."""
-    if minutes < 1:
-        return f"{max(minutes * 60, 1):.0f} s"
-    return f"{number(minutes, 2)} min" if minutes < 100 else f"{number(minutes / 60, 2)} h"
