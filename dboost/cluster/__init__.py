@@ -21,5 +21,5 @@ picks the splits of one tree at a time.
     worker/worker_plugin.py          worker plugin: hold the sessions, answer the reducer, move partitions   worker
     transport/feature_exchange.py    reduce wide histograms by feature among the workers                     scheduler, worker
     transport/peer_messages.py       messages of sessions to each other                                      worker
-    monitoring.py                    the status of all fits, the page in Dask's dashboard, Prometheus        scheduler, worker
+    monitoring/                      the status of all fits, the page in Dask's dashboard, Prometheus        scheduler, worker
 """

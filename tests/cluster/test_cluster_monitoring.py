@@ -22,8 +22,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dboost
-from dboost.cluster import monitoring
-from dboost.cluster.monitoring import _POINTS, _REMEMBERED, Collector, Curve, FitRegistry, WorkMeter, _finite, page
+from dboost.cluster.monitoring import prometheus_metrics
+from dboost.cluster.monitoring.dashboard import _finite, page, registry_of
+from dboost.cluster.monitoring.fit_registry import _POINTS, _REMEMBERED, Curve, FitRegistry
+from dboost.cluster.monitoring.prometheus_metrics import Collector, WorkMeter
 from dboost.cluster.scheduler import reducer
 from dboost.losses import Loss
 from tests.helpers.clusters import a_table, threads_cluster, until
@@ -166,7 +168,7 @@ def test_on_the_pages_of_prometheus(client: Client) -> None:
 
 def test_metrics_of_a_process_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = WorkMeter(), WorkMeter()
-    monkeypatch.setattr(monitoring, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    monkeypatch.setattr(prometheus_metrics, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     one.note("fit", "build", 95.0, 10, 1, 70)
     other.note("fit", "advance_to", 98.0, 20, 2, 30)
     other.note("fit", "search_slices", 99.0, 0, 0, 30)
@@ -351,9 +353,9 @@ def test_without_pages_of_dask_nothing_is_linked(monkeypatch: pytest.MonkeyPatch
     name = "distributed.dashboard.scheduler"
     pages = ["status"]
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(template_variables=lambda _: {"pages": pages}))
-    monitoring.registry_of(scheduler())
-    monitoring.registry_of(scheduler())
+    registry_of(scheduler())
+    registry_of(scheduler())
     assert pages == ["status", "dboost"]
     for other in (SimpleNamespace(), SimpleNamespace(template_variables=lambda _: {})):  # other versions of Dask
         monkeypatch.setitem(sys.modules, name, other)
-        assert monitoring.registry_of(scheduler()).fits == {}
+        assert registry_of(scheduler()).fits == {}

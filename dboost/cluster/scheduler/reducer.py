@@ -34,7 +34,8 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import TaskState
 
-from dboost.cluster.monitoring import publish, registry_of
+from dboost.cluster.monitoring.dashboard import registry_of
+from dboost.cluster.monitoring.prometheus_metrics import publish
 from dboost.cluster.scheduler.session_rounds import SessionRounds
 from dboost.cluster.transport.feature_exchange import choose_exchange
 from dboost.cluster.transport.line import Line

@@ -1,4 +1,4 @@
-"""Events of a fit: the client logs them under Dask's topic "dboost", see `cluster/monitoring.py`.
+"""Events of a fit: the client logs them under Dask's topic "dboost", see `cluster/monitoring/fit_registry.py`.
 
 The client does not wait for events: they travel with the next message to the scheduler, and failing to send one does not end
 the fit.
@@ -7,7 +7,7 @@ the fit.
 from __future__ import annotations
 
 from dboost.cluster.client.connection import Connection
-from dboost.cluster.monitoring import PHASES
+from dboost.cluster.monitoring.fit_registry import PHASES
 from dboost.cluster.partitions.partitioned_table import PartitionedTable
 from dboost.training.callbacks import Iteration
 from dboost.training.history import metrics_of

@@ -33,7 +33,7 @@ from distributed import Worker, get_worker
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from dboost.cluster.monitoring import WorkMeter, publish
+from dboost.cluster.monitoring.prometheus_metrics import WorkMeter, publish
 from dboost.cluster.transport.feature_exchange import FeatureOwner
 from dboost.cluster.transport.line import Line, Message, Pieces, packed
 from dboost.cluster.transport.messages import (
