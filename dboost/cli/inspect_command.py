@@ -23,21 +23,16 @@ from dboost.params import Parameters
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
-    from dboost.model.ensemble import Ensemble
 
-#: Largest number of features in a table.
+#: Largest number of rows in a table.
 SHOWN = 50
-
-
 _NUMBER = re.compile(r"[-−+\d.,e%–→± ]*|nan|-?inf")
 
 
 def run(arguments: argparse.Namespace) -> None:
     _check(arguments)
     booster = _load(arguments.model)
-    # Names, levels and values are printed verbatim: "speed [km/h]" is not markup, ":smile:" not an emoji.
-    console = Console(highlight=False, markup=False, emoji=False)
-    frames: dict[str, pd.DataFrame] = {}
+    frames: dict[str, pd.DataFrame] = {}  # by their keys in JSON
     if arguments.importance:
         frames["importance"] = _importance(booster)
     if arguments.dependence:
@@ -51,25 +46,27 @@ def run(arguments: argparse.Namespace) -> None:
         content = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
         print(json.dumps(_plain(content), allow_nan=False, indent=1))
         return
-    printers = {"importance": _importance_table, "dependence": _dependence_table, "drift": _drift_table}
+    # Names, levels and values are printed verbatim: "speed [km/h]" is not markup, ":smile:" not an emoji.
+    console = Console(highlight=False, markup=False, emoji=False)
     for name, frame in frames.items():
-        _print(console, printers[name](frame))
+        _print(console, *_PRINTED[name](frame))
     if not frames and not arguments.html:
-        ensemble = booster.ensemble
-        _print(console, _outline(ensemble))
-        _print_parameters(console, ensemble)
-        for table in (_metrics(ensemble), _sources(ensemble), _features(ensemble)):
-            _print(console, table)
+        _print_model(console, _content(booster))
 
 
-def _print(console: Console, table: Table) -> None:
-    """Print a table, unless it is empty. On a narrow terminal the texts are wrapped, not the numbers."""
-    for column in table.columns:
-        cells = list(map(str, column.cells))
-        if cells and all(map(_NUMBER.fullmatch, cells)):
-            column.min_width = max(map(len, cells))
-    if table.row_count:
-        console.print(table)
+def _print(console: Console, title: str, frame: pd.DataFrame) -> None:
+    """Print the first rows of a table, unless it is empty. On a narrow terminal the texts are wrapped, not the numbers."""
+    if frame.empty:
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=any(frame.columns))
+    for i, (name, values) in enumerate(frame.iloc[:SHOWN].items()):
+        cells = list(map(_shown, values))
+        is_text = i == 0 or not all(map(_NUMBER.fullmatch, cells))
+        width = None if is_text else max(map(len, cells))
+        table.add_column(str(name), overflow="fold", justify="left" if is_text else "right", min_width=width)
+    for row in frame.iloc[:SHOWN].itertuples(index=False):
+        table.add_row(*map(_shown, row))
+    console.print(table)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -120,12 +117,13 @@ def _importance(booster: Booster) -> pd.DataFrame:
     return pd.DataFrame({"feature": importance.index, "relative": importance.to_numpy(), "splits": numbers})
 
 
-def _importance_table(found: pd.DataFrame) -> Table:
-    title = "Importance" if len(found) <= SHOWN else f"Importance (the first {SHOWN} of {len(found)} features)"
-    table = _table(title, "", "relative", "splits")
-    for row in found.iloc[:SHOWN].itertuples(index=False):
-        table.add_row(str(row.feature), f"{row.relative:.1f}", str(row.splits))
-    return table
+def _printed_importance(frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    cells = frame.assign(relative=frame["relative"].map("{:.1f}".format)).rename(columns={"feature": ""})
+    return "Importance" + _extent(len(frame)), cells
+
+
+def _extent(n: int) -> str:
+    return "" if n <= SHOWN else f" (the first {SHOWN} of {n} features)"
 
 
 def _dependence(booster: Booster, arguments: argparse.Namespace) -> pd.DataFrame:
@@ -137,29 +135,29 @@ def _dependence(booster: Booster, arguments: argparse.Namespace) -> pd.DataFrame
     return frame
 
 
-def _dependence_table(found: pd.DataFrame) -> Table:
-    table = _table(f"Dependence on {' and '.join(found.attrs['features'])}", *map(str, found.columns))
-    for row in found.itertuples(index=False):
-        table.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
-    return table
+def _printed_dependence(frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    return f"Dependence on {' and '.join(frame.attrs['features'])}", frame
 
 
-def _drift_table(found: pd.DataFrame) -> Table:
-    shown = found if len(found) <= SHOWN else found.iloc[:SHOWN]
-    extent = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
-    title = f"Drift of {found.attrs['rows']:,} rows from the {found.attrs['rows_before']:,} it learned from last ({extent})"
-    table = _table(title, "", "drift", "psi", "chance", "distance", "missing", "new")
-    for row in shown.itertuples(index=False):
-        missing = f"{row.missing_before:.3f} → {row.missing:.3f}"
-        new = row.outside if row.unseen != row.unseen else row.unseen  # fraction of new values, or of new levels
-        numbers = (f"{value:.3f}" for value in (row.psi, row.chance, row.distance))
-        table.add_row(row.name, row.drift, *numbers, missing, f"{new:.3f}")
-    return table
+def _printed_drift(frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    rows, before = frame.attrs["rows"], frame.attrs["rows_before"]
+    fractions = frame.assign(new=frame["unseen"].fillna(frame["outside"]))  # of new levels, or of values outside the range
+    names = ["psi", "chance", "distance", "missing_before", "missing", "new"]
+    text = fractions[names].map("{:.3f}".format)
+    text["missing"] = text.pop("missing_before") + " → " + text["missing"]
+    cells = pd.concat([frame[["name", "drift"]].rename(columns={"name": ""}), text], axis=1)
+    return f"Drift of {rows:,} rows from the {before:,} it learned from last{_extent(len(frame))}", cells
+
+
+#: Title and cells of a frame by its key in JSON.
+_PRINTED = {"importance": _printed_importance, "dependence": _printed_dependence, "drift": _printed_drift}
 
 
 def _content(booster: Booster) -> dict[str, Any]:
-    """Return what the tables without options show, as JSON types after `_plain`."""
+    """Return what is printed without options, as JSON types after `_plain`."""
     ensemble, leaves = booster.ensemble, [tree.n_leaves for tree in booster.ensemble.trees]
+    features = np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in ensemble.trees)])
+    splits = np.bincount(features, minlength=len(ensemble.features))
     return {
         "sha256": booster.sha256,
         "loss": ensemble.loss,
@@ -174,8 +172,8 @@ def _content(booster: Booster) -> dict[str, Any]:
         "metrics": ensemble.metrics,
         "sources": booster.sources,
         "features": [
-            {"name": feature.name, "levels": feature.categories, "splits": splits}
-            for feature, splits in zip(ensemble.features, _splits(ensemble), strict=True)
+            {"name": feature.name, "levels": feature.categories, "splits": int(n)}
+            for feature, n in zip(ensemble.features, splits, strict=True)
         ],
     }
 
@@ -193,85 +191,62 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _outline(ensemble: Ensemble) -> Table:
-    table = _table("Model", "", "")
-    per_iteration = f" of {ensemble.trees_per_iteration} trees each" if ensemble.trees_per_iteration > 1 else ""
-    table.add_row("loss", _shown(ensemble.loss))
-    if ensemble.classes is not None:
-        table.add_row("classes", ", ".join(map(str, ensemble.classes)))
-    table.add_row("features", str(len(ensemble.features)))
-    kept = "" if ensemble.best_iteration is None else ", kept by early stopping"
-    table.add_row("iterations", f"{ensemble.n_iterations}{per_iteration}{kept}")
-    if ensemble.trees:
-        leaves = [tree.n_leaves for tree in ensemble.trees]
-        table.add_row("leaves per tree", f"{min(leaves)} to {max(leaves)}, {sum(leaves) / len(leaves):.1f} on average")
-        table.add_row("depth", f"up to {max(tree.depth for tree in ensemble.trees)}")
-    table.add_row("first score", ", ".join(number(score) for score in ensemble.baseline))
-    return table
+def _print_model(console: Console, content: dict[str, Any]) -> None:
+    """Print the content of a model: an outline, parameters, metrics, sources and features."""
+    trees = content["trees_per_iteration"]
+    per_iteration = f" of {trees} trees each" if trees > 1 else ""
+    kept = "" if content["best_iteration"] is None else ", kept by early stopping"
+    outline = {
+        "loss": content["loss"],
+        "classes": content["classes"],
+        "features": len(content["features"]),
+        "iterations": f"{content['iterations']}{per_iteration}{kept}",
+    }
+    if content["leaves_per_tree"]:
+        outline["leaves per tree"] = "{min} to {max}, {mean:.1f} on average".format(**content["leaves_per_tree"])
+        outline["depth"] = f"up to {content['depth']}"
+    outline["first score"] = list(content["baseline"])
+    lines = [(name, value) for name, value in outline.items() if value is not None]
+    _print(console, "Model", pd.DataFrame(lines, columns=["", ""]))
+    _print_parameters(console, content["parameters"], " of the first fit" if len(content["sources"]) > 1 else "")
+    last = (content["best_iteration"] or content["iterations"]) - 1
+    metrics = [
+        (metric_name(name), values[0], values[min(last, len(values) - 1)], values[-1])
+        for name, values in content["metrics"].items()
+        if values
+    ]
+    _print(console, "Metrics", pd.DataFrame(metrics, columns=["", "first", "last kept", "last"]))
+    _print(console, "Learned from", pd.DataFrame(map(_source_cells, content["sources"]), dtype=object).fillna(""))
+    features = sorted(content["features"], key=lambda feature: -feature["splits"])
+    kinds = ["numeric" if each["levels"] is None else f"categorical, {len(each['levels'])} levels" for each in features]
+    columns = {"": [each["name"] for each in features], "kind": kinds, "splits": [each["splits"] for each in features]}
+    title = "Features" if len(features) <= SHOWN else f"Features (the {SHOWN} with most splits, of {len(features)})"
+    _print(console, title, pd.DataFrame(columns))
 
 
-def _print_parameters(console: Console, ensemble: Ensemble) -> None:
+def _source_cells(source: dict[str, Any]) -> dict[str, str]:
+    """Return the columns of a source that are printed."""
+    cells = {
+        "label": _shown(source.get("label")),
+        "rows": "–" if source.get("rows") is None else f"{source['rows']:,}",
+        "iterations": f"{source['first_iteration']} to {source['last_iteration']}",
+    }
+    others = source.keys() - {"label", "rows", "first_iteration", "last_iteration", "parameters", "summary"}
+    return cells | {name.replace("_", " "): _shown(source[name]) for name in source if name in others}
+
+
+def _print_parameters(console: Console, parameters: dict[str, Any], suffix: str) -> None:
     """Print a line ``name = value`` for each parameter, those that differ from the default first."""
     defaults = {field.name: field.default for field in fields(Parameters)}
-    set_here = {name for name, value in ensemble.parameters.items() if value != defaults.get(name, MISSING)}
-    suffix = " of the first fit" if len(ensemble.sources) > 1 else ""
+    changed = [name for name, value in parameters.items() if value != defaults.get(name, MISSING)]
     for title, names in (
-        (f"Parameters{suffix} that differ from the default", [name for name in ensemble.parameters if name in set_here]),
-        ("Parameters with their default", [name for name in ensemble.parameters if name not in set_here]),
+        (f"Parameters{suffix} that differ from the default", changed),
+        ("Parameters with their default", [name for name in parameters if name not in changed]),
     ):
         if names:
             console.print(title, style="bold")
         for name in names:
-            console.print(f"  {name} = {ensemble.parameters[name]!r}", soft_wrap=True)
-
-
-def _metrics(ensemble: Ensemble) -> Table:
-    table = _table("Metrics", "", "first", "last kept", "last")
-    kept = ensemble.best_iteration or ensemble.n_iterations
-    for name, values in ensemble.metrics.items():
-        if values:
-            table.add_row(metric_name(name), *(number(values[i]) for i in (0, min(kept, len(values)) - 1, -1)))
-    return table
-
-
-def _sources(ensemble: Ensemble) -> Table:
-    first = ("label", "rows", "first_iteration", "last_iteration")
-    further = [key for source in ensemble.sources for key in source if key not in (*first, "parameters", "summary")]
-    keys = dict.fromkeys(further)
-    table = _table("Learned from", "label", "rows", "iterations", *(key.replace("_", " ") for key in keys))
-    for source in ensemble.sources:
-        rows = "–" if source.get("rows") is None else f"{source['rows']:,}"
-        iterations = f"{source['first_iteration']} to {source['last_iteration']}"
-        rest = (_shown(source[key]) if key in source else "" for key in keys)
-        table.add_row(_shown(source.get("label")), rows, iterations, *rest)
-    return table
-
-
-def _features(ensemble: Ensemble) -> Table:
-    splits = _splits(ensemble)
-    order = sorted(range(len(splits)), key=lambda j: -splits[j])
-    title = "Features" if len(order) <= SHOWN else f"Features (the {SHOWN} with most splits, of {len(order)})"
-    table = _table(title, "", "kind", "splits")
-    for j in order[:SHOWN]:
-        feature = ensemble.features[j]
-        kind = "numeric" if feature.categories is None else f"categorical, {len(feature.categories)} levels"
-        table.add_row(feature.name, kind, str(splits[j]))
-    return table
-
-
-def _splits(ensemble: Ensemble) -> list[int]:
-    """Return the number of splits by each feature."""
-    of_trees = [tree.feature[tree.feature >= 0] for tree in ensemble.trees]
-    counts = np.bincount(np.concatenate([np.empty(0, np.int64), *of_trees]), minlength=len(ensemble.features))
-    return [int(count) for count in counts]
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=any(columns))
-    for i, column in enumerate(columns):
-        is_text = i == 0 or column in ("", "kind")
-        table.add_column(column, overflow="fold", justify="left" if is_text else "right")
-    return table
+            console.print(f"  {name} = {parameters[name]!r}", soft_wrap=True)
 
 
 def _shown(value: Any) -> str:
