@@ -11,9 +11,9 @@ tree.
 codes of their rows (`rows.shared_codes`), which are in another order, and a fold trains on a few segments of them
 (`RowSegments`). All sums over rows are exact, so they do not depend on the order.
 
-**Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
-returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows; with
-categorical features also sums by which categories are told from noise (`losses.gradient_noise`).
+**Advance.** Between two iterations, `LossTerms.advance` adds the last trees to the scores of a `Shard.gradient_pass`, and
+computes gradients and Hessians. It returns the largest gradient and Hessian and exact sums of the loss, which merge over any
+division of the rows; with categorical features `Shard.with_noise` adds sums by which categories are told from noise.
 
 **Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
 moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
@@ -427,7 +427,7 @@ class Shard:
 
     @cached_property
     def loss_rows(self) -> LossRows:
-        """What `advance_rows` reads and writes."""
+        """What a `gradient_pass` reads and writes."""
         spec = self.spec
         return LossRows(
             self.raw,
@@ -440,6 +440,29 @@ class Shard:
             self.fields.get("split_gradient"),
             None if spec.weights_as_hessian else self.fields.get("split_hessian"),
         )
+
+    def gradient_pass(self, terms: LossTerms, values: np.ndarray, scratch: PassScratch, first: int, last: int) -> GradientPass:
+        """Return the pass that adds leaf values to the scores of rows first…last-1, and computes gradients, Hessians and loss.
+
+        values : float64[n_outputs, n_leaves], leaf values of each output's last tree.
+        """
+        near = None
+        if terms.counts_influence:
+            near = NearRows.nothing(self.n_outputs) if self.near is None else self.near.buffer_for(first, last)
+        return GradientPass(self.loss_rows, values, self.spec.loss_unit, scratch, first, last, near)
+
+    def with_noise(self, stats: GradientStats, first: int, last: int) -> GradientStats:
+        """Return the statistics of a pass over rows first…last-1 with what the noise of each tree's gradients follows from."""
+        return replace(stats, noise=tuple(self._noise(tree, first, last) for tree in range(self.spec.n_trees)))
+
+    def _noise(self, tree: int, first: int, last: int) -> GradientNoise:
+        """Return what the noise of a tree's gradients follows from, of all rows, also those that a sample leaves out."""
+        rows, (gradient, hessian, _) = slice(first, last), self.split_arrays(tree)
+        changes = or_empty(hessian, "float32")[rows]
+        if hessian is not None and self.spec.weights_as_hessian:  # the pass over a file does not read these Hessians
+            assert self.weight is not None
+            changes = self.weight[rows].astype(np.float32)
+        return noise_of(gradient[rows], changes, or_empty(self.repeat_count, "uint8")[rows])
 
     def fill_tiles(self, first: int, last: int) -> None:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
@@ -476,41 +499,6 @@ def runs_of(row_ids: np.ndarray) -> np.ndarray:
         return np.empty((0, 2), np.int64)
     begins = np.flatnonzero(np.diff(row_ids, prepend=row_ids[0] - 2) != 1)
     return np.stack((row_ids[begins], np.diff(begins, append=len(row_ids))), axis=1)
-
-
-def advance_rows(
-    shard: Shard, terms: LossTerms, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
-) -> GradientStats:
-    """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
-
-    Parameters
-    ----------
-    shard : Shard
-    terms : LossTerms
-    values : float64[n_outputs, n_leaves]
-        Leaf values of each output's last tree.
-    loss_unit : float
-        Unit of the exact loss sums.
-    scratch : PassScratch
-    first, last : int
-    """
-    near = None
-    if terms.counts_influence:
-        near = NearRows.nothing(shard.n_outputs) if shard.near is None else shard.near.buffer_for(first, last)
-    stats = terms.advance(GradientPass(shard.loss_rows, values, loss_unit, scratch, first, last, near))
-    if not shard.layout.is_categorical.any():
-        return stats
-    return replace(stats, noise=tuple(_noise(shard, tree, first, last) for tree in range(shard.spec.n_trees)))
-
-
-def _noise(shard: Shard, tree: int, first: int, last: int) -> GradientNoise:
-    """Return what the noise of a tree's gradients follows from, of rows first…last-1, also those that a sample leaves out."""
-    rows, (gradient, hessian, _) = slice(first, last), shard.split_arrays(tree)
-    changes = or_empty(hessian, "float32")[rows]
-    if hessian is not None and shard.spec.weights_as_hessian:  # the pass over a file does not read these Hessians
-        assert shard.weight is not None
-        changes = shard.weight[rows].astype(np.float32)
-    return noise_of(gradient[rows], changes, or_empty(shard.repeat_count, "uint8")[rows])
 
 
 #: Capacity: one row in this many.
@@ -550,7 +538,7 @@ class Near:
         self._expected[output] = digit
 
 
-def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) -> None:
+def merge_into_bins(bin_merge: BinMerge, shard: Shard, first: int, last: int) -> None:
     """Write the codes of a tree's bins for rows first…last-1."""
     for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
         n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])

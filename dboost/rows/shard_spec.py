@@ -138,7 +138,7 @@ class ShardSpec:
         return fields
 
     def advance_fields(self, terms: LossTerms) -> tuple[list[str], list[str]]:
-        """Return the fields of rows in files that `rows.shard.advance_rows` reads and writes. terms : of the loss."""
+        """Return the fields of rows in files that `Shard.gradient_pass` reads and writes. terms : of the loss."""
         reads, writes = ["target", "raw", "leaf"], ["raw", "gradient"]
         of_outputs = "loss_hessian" if self.weights_as_hessian else "hessian"
         has_hessian = self.weights_as_hessian or not self.constant_hessian

@@ -159,14 +159,20 @@ class BiteVisit:
     n_kept: int  # iterations of this fit that the model had at the start of the visit
 
 
+class Advance(NamedTuple):
+    """A call of `advance`."""
+
+    number: int  # from 0
+    terms: LossTerms  # the loss's record
+
+
 @dataclass(frozen=True, eq=False)
 class ReplayState:
     """The training state that shards must replay if they are built after training has started."""
 
-    applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
+    advanced: Advance | None = None  # the last call
     iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
     pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
-    terms: LossTerms | None = None  # the loss's current record; None before the first call of `advance`
     visit: BiteVisit | None = None  # the current visit; None without arcbites
     #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
     given_values: tuple[np.ndarray, ...] = ()

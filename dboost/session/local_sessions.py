@@ -129,8 +129,10 @@ class LocalSessions:
     def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         self._applied += 1
         self.trees.apply()
-        stats = [rows.advance(self._applied, terms, values) for rows in self.session.trained]
-        return reduce(GradientStats.merge, [of_batch for of_batch in stats if of_batch is not None])
+        stats: list[GradientStats] = []
+        for rows in self.session.trained:
+            stats.append(rows.advance(self._applied, terms, values))
+        return reduce(GradientStats.merge, stats)
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
         """Trees grow when they are requested; over files, some of them together."""

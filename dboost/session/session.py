@@ -458,8 +458,7 @@ class Session:
             A repeated call returns the same statistics.
         """
         started = time.perf_counter()
-        results = [rows.advance(number, terms, values) for rows in self.trained]
-        stats = [stats_of_rows for stats_of_rows in results if stats_of_rows is not None]
+        stats = [rows.advance(number, terms, values) for rows in self.trained]
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self.new_bytes_read(), self._counted_rows()
 

@@ -29,7 +29,7 @@ from dboost.rows.block_file import FieldRef
 from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
-from dboost.rows.shard import Near, RowIds, Shard, advance_rows, runs_of
+from dboost.rows.shard import Near, RowIds, Shard, merge_into_bins, runs_of
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
 from dboost.session.fit_records import BuildSpec, ReplayState
@@ -104,6 +104,9 @@ class TrainingRows:
         else:
             self.n_shares, self.store.n_staying = min(team.n_threads, self.store.n_blocks), n_staying
         self._scratch = [new_pass_scratch() for _ in range(self.n_shares)]
+        self._has_categories = bool(self.spec.layout.is_categorical.any())
+        #: Returns ``[work(0), work(1), …]`` of all shares, computed by the threads.
+        self.on_shares = team.run if self.n_shares == team.n_threads else partial(_map_shares, team, self.n_shares)
         if past is not None:
             self._replay(past)
 
@@ -115,68 +118,61 @@ class TrainingRows:
     def bytes_read(self) -> int:
         return self.store.bytes_read
 
-    def walk(
-        self, k: int, reads: Sequence[FieldRef], writes: Sequence[FieldRef] = (), *, verify: bool = True
-    ) -> Iterator[Shard]:
-        """Yield the k-th share of the blocks of rows in files, see `RowStore.walk`. verify : of the codes."""
+    def ranges(
+        self, k: int, reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = (), *, verify: bool = True
+    ) -> Iterator[tuple[Shard, int, int]]:
+        """Yield the k-th share of the rows as ranges: a shard, the first row in it, and the last row + 1.
+
+        reads, writes : fields of rows in files, see `RowStore.walk`; verify : the codes in them.
+        """
+        if self.shard is not None:
+            for first, last in self.shard.ranges(k, self.n_shares):
+                yield self.shard, first, last
+            return
         for block in self.store.walk(reads, writes, thread=k, n_threads=self.n_shares, unverified=() if verify else ("codes",)):
             if self.team.is_halted:
                 raise Halted
-            yield Shard(block.fields, self.spec, self._ids, block.start)
+            yield Shard(block.fields, self.spec, self._ids, block.start), 0, block.n_rows
 
     def each(
-        self, work: Callable[[int, Shard, int, int], Any], reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = ()
+        self, work: Callable[[Shard, int, int], Any], reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = ()
     ) -> list[Any]:
-        """Return ``work(share, shard, first, last)`` of ranges of rows that together are all rows, computed by the threads.
+        """Return ``work(shard, first, last)`` of `ranges` that together are all rows, computed by the threads."""
+        results = self.on_shares(lambda k: [work(*rows) for rows in self.ranges(k, reads, writes)])
+        return [result for of_share in results for result in of_share]
 
-        reads, writes : fields of rows in files, see `RowStore.walk`.
-        """
-
-        n, whole = self.n_shares, self.shard
-
-        def of_share(k: int) -> list[Any]:
-            if whole is not None:
-                return [work(k, whole, *rows) for rows in whole.ranges(k, n)]
-            return [work(k, shard, *rows) for shard in self.walk(k, reads, writes) for rows in shard.ranges()]
-
-        team = self.team
-        results = team.run(of_share) if n == team.n_threads else team.map(of_share, range(n))
-        return [result for of_thread in results for result in of_thread]
-
-    def on_shares(self, work: Callable[[int], Any]) -> list[Any]:
-        """Return ``work(k)`` of the k-th share of the rows, for each share, computed by the threads."""
-        if self.n_shares == self.team.n_threads:
-            return self.team.run(work)
-        return self.team.map(work, range(self.n_shares))
-
-    def advance(self, number: int, terms: LossTerms, values: np.ndarray) -> GradientStats | None:
+    def advance(self, number: int, terms: LossTerms, values: np.ndarray) -> GradientStats:
         """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
 
         The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
         `trees.tree_means` instead.
         """
-        if self.applied >= number:
+        is_repeated, averages = number <= self.applied, self.spec.averages
+        if is_repeated and self.stats is not None:
             return self.stats
-        if self.spec.averages:
+        if averages and not is_repeated:
             if self.applied >= 0 and not terms.keeps_gradients:
                 self._add_to_means(values)
-            if self.stats is None or terms.has_direction:
-                self.stats = self._advance(terms, np.zeros_like(values))
-        else:
-            self.stats = self._advance(terms, values)
-        self.applied = number
-        return self.stats
-
-    def _advance(self, terms: LossTerms, values: np.ndarray) -> GradientStats:
+            if self.stats is not None and not terms.has_direction:
+                self.applied = number
+                return self.stats
+        if averages or is_repeated:
+            values = np.zeros_like(values)
         unrouted, self.unrouted = self.unrouted, []
-        unit, scratch = self.spec.loss_unit, self._scratch
+        reads, writes = self.spec.advance_fields(terms)
 
-        def work(k: int, shard: Shard, first: int, last: int) -> GradientStats:
-            for find, leaf in unrouted:
-                find(leaf, first, last)
-            return advance_rows(shard, terms, values, unit, scratch[k], first, last)
+        def work(k: int) -> GradientStats:
+            passes = []
+            for shard, first, last in self.ranges(k, reads, writes):
+                for find, leaf in unrouted:
+                    find(leaf, first, last)
+                stats = terms.advance(shard.gradient_pass(terms, values, self._scratch[k], first, last))
+                passes.append(shard.with_noise(stats, first, last) if self._has_categories else stats)
+            return reduce(GradientStats.merge, passes)
 
-        return reduce(GradientStats.merge, self.each(work, *self.spec.advance_fields(terms)))
+        self.stats = reduce(GradientStats.merge, self.on_shares(work))
+        self.applied = max(self.applied, number)
+        return self.stats
 
     def statistic(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of ranges of rows. A short one is computed in the calling thread, without routing."""
@@ -187,7 +183,7 @@ class TrainingRows:
                 return [statistic.compute(shard, *rows, *arguments) for rows in ranges]
         self.route_excluded()
         reads = [*(["tiles"] if statistic.reads_codes else []), "target", *self._state_names]
-        results = self.each(lambda _, shard, *of: statistic.compute(shard, *of, *arguments), reads)
+        results = self.each(lambda *rows: statistic.compute(*rows, *arguments), reads)
         return results if statistic.merge is None or not results else [reduce(statistic.merge, results)]
 
     @property
@@ -198,7 +194,7 @@ class TrainingRows:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
         unrouted, self.unrouted = self.unrouted, []
 
-        def work(k: int, shard: Shard, first: int, last: int) -> None:
+        def work(_: Shard, first: int, last: int) -> None:
             for find, leaf in unrouted:
                 find(leaf, first, last)
 
@@ -216,16 +212,11 @@ class TrainingRows:
         """Write the codes of the bins of a tree that has its own."""
         for task in tasks:
             if task.bin_merge is not None:
-                merge = partial(_merge_into_bins, task.bin_merge)
-                self.each(merge)
+                self.each(partial(merge_into_bins, task.bin_merge))
 
     # Replay, and rows that go.
 
     def _replay(self, past: ReplayState) -> None:
-        for iteration, values in enumerate(past.given_values):
-            self.assign_leaves(iteration)
-            assert past.terms is not None
-            self._advance(past.terms, values)
         if self.spec.averages:
             self._replay_forest(past)
         # The scores of a bite already include the iterations before the visit.
@@ -233,18 +224,19 @@ class TrainingRows:
         missed = () if self.spec.averages else missed
         if missed or past.pending:
 
-            def work(_: int, shard: Shard, first: int, last: int) -> None:
+            def work(shard: Shard, first: int, last: int) -> None:
                 add_iterations(shard.codes, shard.layout, missed, shard.raw, first, last)
                 for tree in past.pending:
                     assign_leaves(shard.codes, shard.layout, tree.grown)(shard.leaf[tree.output], first, last)
 
             self.each(work, ["tiles", "raw", "leaf"], ["raw", "leaf"])
-        if past.applied >= 0:
+        if past.advanced is not None:
+            number, terms = past.advanced
+            for iteration, values in enumerate(past.given_values):
+                self.assign_leaves(iteration)
+                self.advance(iteration, terms, values)
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            assert past.terms is not None
-            terms = replace(past.terms, keeps_gradients=False)
-            self.stats = self._advance(terms, np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
-            self.applied = past.applied
+            self.advance(number, replace(terms, keeps_gradients=False), np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
         if past.given_iteration >= 0:
             self.assign_leaves(past.given_iteration)
 
@@ -276,7 +268,7 @@ class TrainingRows:
     def _add_values(self, trees: Sequence[tuple[Sample | None, Callable[[Shard], ValuesOf]]], reads: Sequence[str]) -> None:
         known: dict[int, list[Any]] = {}  # of rows in memory, by iteration
 
-        def work(_: int, shard: Shard, first: int, last: int) -> None:
+        def work(shard: Shard, first: int, last: int) -> None:
             for is_out, values_of in known.get(id(shard)) or of_trees(shard):
                 add_values(shard, is_out, values_of, first, last)
 
@@ -346,10 +338,9 @@ class TrainingRows:
         self.store.close()
 
 
-def _merge_into_bins(bin_merge: Any, _: int, shard: Shard, first: int, last: int) -> None:
-    from dboost.rows.shard import merge_into_bins
-
-    merge_into_bins(shard, bin_merge, first, last)
+def _map_shares(team: Team, n_shares: int, work: Callable[[int], Any]) -> list[Any]:
+    """Return ``work`` of each share, if there are fewer than threads."""
+    return team.map(work, range(n_shares))
 
 
 def _divide(

@@ -88,7 +88,8 @@ class StreamedGrower:
         self._n_last_nodes = n_nodes
         fields = dict.fromkeys(field for one in passes.values() for field in one.reads)
         writes = [field for one in passes.values() for field in one.writes]
-        for block in self.rows.walk(self._k, [*(["tiles"] if reads_codes else []), *fields], writes, verify=self._is_verified):
+        reads = [*(["tiles"] if reads_codes else []), *fields]
+        for block, *_ in self.rows.ranges(self._k, reads, writes, verify=self._is_verified):
             for one in passes.values():
                 one.add(block)
         return {output: one.finish() for output, one in passes.items()}

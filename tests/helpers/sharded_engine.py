@@ -18,7 +18,7 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
 from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_store import RowStore
-from dboost.rows.shard import RowIds, Shard, advance_rows, merge_into_bins
+from dboost.rows.shard import RowIds, Shard, merge_into_bins
 from dboost.rows.statistics import Statistic
 from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
@@ -69,7 +69,8 @@ class ShardedEngine:
         return reduce(GradientStats.merge, [self._advance(grower.shard, values) for grower in self._growers])
 
     def _advance(self, shard: Shard, values: np.ndarray) -> GradientStats:
-        return advance_rows(shard, self._terms, values, shard.spec.loss_unit, new_pass_scratch(), 0, shard.n_rows)
+        rows = shard.gradient_pass(self._terms, values, new_pass_scratch(), 0, shard.n_rows)
+        return shard.with_noise(self._terms.advance(rows), 0, shard.n_rows)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
@@ -91,7 +92,7 @@ class ShardedEngine:
                 for shard_grower in self._growers:
                     for task in tasks:
                         if task.bin_merge is not None:
-                            merge_into_bins(shard_grower.shard, task.bin_merge, 0, shard_grower.shard.n_rows)
+                            merge_into_bins(task.bin_merge, shard_grower.shard, 0, shard_grower.shard.n_rows)
                     shard_grower.begin(tasks, [shard_grower.shard.grown_rows(*task.row_subset) for task in tasks])
             return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
 

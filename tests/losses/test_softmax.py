@@ -17,7 +17,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
-from dboost.rows.shard import Shard, advance_rows
+from dboost.rows.shard import Shard
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
@@ -37,13 +37,13 @@ def passed(
 ) -> tuple[Shard, np.ndarray, np.ndarray, float]:
     """A shard after one pass, with its largest gradients and Hessians and the sum of the losses."""
     table = make_table([3], raw.shape[1])
-    shard = shard_of(
-        table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy()
-    )
+    spec = spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None, loss_unit=loss_unit)
+    shard = shard_of(table.stored(), spec, y, weight, raw.copy())
     loss = SoftmaxLogLoss(len(raw))
-    found = advance_rows(shard, loss.pass_terms(), np.zeros((len(raw), 1)), loss_unit, new_pass_scratch(), 0, shard.n_rows)
-    total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
-    return shard, found.max_gradient, found.max_hessian, total
+    terms = loss.pass_terms()
+    stats = terms.advance(shard.gradient_pass(terms, np.zeros((len(raw), 1)), new_pass_scratch(), 0, shard.n_rows))
+    total = (stats.coarse_loss + stats.fine_loss / FINE) / loss_unit
+    return shard, stats.max_gradient, stats.max_hessian, total
 
 
 @given(st.integers(3, 9), st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 10.0]))

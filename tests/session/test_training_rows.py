@@ -84,10 +84,8 @@ def stored(root: Path, block_rows: int, spec: ShardSpec = SPEC, fields: dict[str
 def content(rows: TrainingRows) -> dict[str, np.ndarray]:
     """Return codes, ids and the fields that memory and files have."""
     parts: dict[str, list[np.ndarray]] = {}
-    shards = (
-        [rows.shard] if rows.shard is not None else (s for k in range(rows.n_shares) for s in rows.walk(k, rows.store.names))
-    )
-    for shard in shards:
+    shards = (shard for k in range(rows.n_shares) for shard, *_ in rows.ranges(k, rows.store.names))
+    for shard in shards if rows.shard is None else [rows.shard]:
         for name in ("target", "weight", "raw", "gradient", "hessian", "leaf"):
             parts.setdefault(name, []).append(shard.fields[name].astype(np.float64))
         parts.setdefault("narrow", []).append(shard.codes.narrow.copy())
@@ -185,7 +183,7 @@ def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, cha
     memory = training_rows(rows_in_memory(fields, spec, IDS))
     for number in range(2):
         of_files, of_memory = files.advance(number, terms, values), memory.advance(number, terms, values)
-        assert of_files is not None and of_memory is not None and of_memory.noise is not None
+        assert of_memory.noise is not None
         for name, value in vars(of_memory).items():
             np.testing.assert_array_equal(getattr(of_files, name), value, name)
     assert memory.shard is not None
@@ -194,6 +192,17 @@ def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, cha
     times = fields["weight"] if spec.has_repeat_count else 1.0
     assert of_memory.noise[0].ratio == pytest.approx((squares * times).sum() / (hessians * times).sum(), rel=3e-4)  # 13 bits
     files.close()
+
+
+def test_a_call_that_is_repeated_after_rows_were_dropped_has_the_statistics_of_the_others() -> None:
+    rows = in_memory(is_kept=lambda row_ids: row_ids >= 1000)
+    values = np.full((1, 8), 0.5)
+    rows.advance(0, TERMS, values)
+    kept = rows.keep_only([0])
+    assert kept is not None
+    before, stats = content(kept), kept.advance(0, TERMS, values)
+    np.testing.assert_equal(content(kept), before)
+    assert stats.max_gradient[0] == np.abs(before["gradient"]).max()
 
 
 @pytest.mark.parametrize("n_staying", [0, 2, 9])
@@ -241,10 +250,10 @@ def test_a_thread_reads_ahead_into_two_buffers(root: Path, monkeypatch: pytest.M
     monkeypatch.setattr(store, "read", noted)
     rows = training_rows(EncodedStore(store, SPEC, IDS))
     reads: list[FieldRef] = ["target"]
-    seen = [k for k, _ in enumerate(rows.walk(0, reads)) if _is_read(arrived, lambda k=k: n_read >= min(k + 2, 7))]
+    seen = [k for k, _ in enumerate(rows.ranges(0, reads)) if _is_read(arrived, lambda k=k: n_read >= min(k + 2, 7))]
     assert (seen, n_buffers, n_read) == (list(range(7)), 2, 7)
     # A pass that is left early stops its thread.
-    next(blocks := rows.walk(0, reads))
+    next(blocks := rows.ranges(0, reads))
     blocks.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name == "dboost-read"]
     rows.close()

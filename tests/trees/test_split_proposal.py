@@ -109,8 +109,8 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     assert taken is not None and (len(taken) < n) == sampled
     mass = np.maximum(np.rint(shard.hessian[0] * np.float32(100)), 1) * (1 if weight is None else weight)
     cells = BinMerge.propose(found, layout, bins)
-    merge_into_bins(shard, cells, 0, 1500)
-    merge_into_bins(shard, cells, 1500, n)
+    merge_into_bins(cells, shard, 0, 1500)
+    merge_into_bins(cells, shard, 1500, n)
     for feature in range(4):
         here = np.bincount(codes.of(feature)[taken], mass[taken], n_cells[feature] + 1)
         if n_cells[feature] == bins.n_bins[feature]:

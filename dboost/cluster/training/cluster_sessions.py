@@ -41,7 +41,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
-from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen, ReplayState, log_rows_in_files
+from dboost.session.fit_records import Advance, BiteVisit, BuildSpec, Chosen, ReplayState, log_rows_in_files
 from dboost.session.session import Session
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
@@ -102,10 +102,9 @@ class ClusterSessions:
         self._eval_rows: dict[str, int] = {}  # of the evaluation sets on the workers
         self._n_sent = 0  # trees that the evaluation sets on the workers have received
         #: What rows that are read again have to replay, beside the trees.
-        self._terms: LossTerms | None = None
+        self._advanced: Advance | None = None
         self._given_values: list[np.ndarray] = []
         self._given_iteration = -1
-        self._applied = -1
         self._visit: BiteVisit | None = None
         self._joined: JoinedWorkers | None = None
         #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
@@ -247,12 +246,17 @@ class ClusterSessions:
     def past(self) -> ReplayState:
         """Return the state that shards built now have to replay."""
         trees, pending = self.trees.iterations, self.trees.since(self.trees.n_applied)
-        trained = tuple(trees), tuple(pending), self._terms, self._visit
-        return ReplayState(self._applied, *trained, tuple(self._given_values), self._given_iteration)
+        trained = tuple(trees), tuple(pending), self._visit
+        return ReplayState(self._advanced, *trained, tuple(self._given_values), self._given_iteration)
+
+    @property
+    def _n_advanced(self) -> int:
+        """Number of calls of `advance` so far."""
+        return 0 if self._advanced is None else self._advanced.number + 1
 
     def visit(self, visit: BiteVisit) -> None:
         """Sessions receive the iterations that are new since the last visit."""
-        applied = self._applied
+        applied = self._n_advanced - 1
         n_known = 0 if self._visit is None else self._visit.n_kept
         # Set the state before the call: partitions that are read again during it replay the new visit.
         self.trees.apply()
@@ -268,7 +272,7 @@ class ClusterSessions:
 
     def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Workers that have joined receive rows after it."""
-        number = self._applied + 1
+        number = self._n_advanced
         began = time.perf_counter()
 
         def ask() -> list[Any]:
@@ -286,7 +290,7 @@ class ClusterSessions:
         self.trees.apply()
         if self._given_iteration == len(self._given_values):
             self._given_values.append(values)
-        self._applied, self._terms = number, terms
+        self._advanced = Advance(number, terms)
         if self._joined is None:
             self._joined = JoinedWorkers(self.connection, self.training)
         self._joined.update()
