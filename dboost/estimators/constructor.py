@@ -94,7 +94,7 @@ OWN = {
         False,
         "bool",
         "Let `fit` continue the model up to `max_iter` iterations in total. The validation rows stay the same; other arguments "
-        "may change and apply to the new trees. Not with `arcbites`.",
+        "may change and apply to the new trees. Not with `arcbites` and not with `keep_summary=False`.",
         (is_flag, "True or False"),
     ),
     "early_stopping": OwnParameter(

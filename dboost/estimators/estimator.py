@@ -420,6 +420,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         check_refit(settings["refit"], request, stops=stops)
         if settings["refit"] and settings["warm_start"]:
             raise ParameterError("refit=True does not go together with warm_start: leave one of them out")
+        if settings["warm_start"] and not settings["keep_summary"]:  # a warm start compares the data with those of the model
+            raise ParameterError("keep_summary=False does not go together with warm_start: leave one of them out")
         check_lengths(X, y, sample_weight)
         self._set_features(X)
         fitted = rows.fit(request)

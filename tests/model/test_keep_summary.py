@@ -9,6 +9,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 import dboost
 from tests.helpers.clusters import threads_cluster
@@ -138,5 +139,6 @@ def test_estimators_take_it() -> None:
     model.fit(data[["x", "town", "name"]], data["y"])
     assert all(source["rows"] is None for source in model.booster_.sources)
     assert np.array_equal(model.predict(data), fit(data, keep_summary=False).predict(data))
-    with pytest.raises(dboost.ParameterError, match="keep_summary"):
-        model.set_params(keep_summary=1).fit(data[["x"]], data["y"])
+    for wrong, message in (({"keep_summary": 1}, ""), ({"warm_start": True}, "=False does not go together with warm_start")):
+        with pytest.raises(dboost.ParameterError, match=f"keep_summary{message}"):
+            clone(model).set_params(**wrong).fit(data[["x"]], data["y"])
