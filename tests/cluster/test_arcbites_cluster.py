@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from distributed import Client
 import dboost
 from dboost import ArcBites, DBoostRegressor
 from dboost.tuning import tuned
-from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.clusters import Processes, a_table, threads_cluster
 from tests.helpers.fits import cut
 from tests.helpers.tune import Tune
 
@@ -139,29 +137,6 @@ def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None
         model.set_params(max_iter=6).fit(lazy[["a", "b", "e"]], lazy["y"])
 
 
-@pytest.mark.slow
-def test_a_worker_is_killed_during_a_bite(killing: Processes) -> None:
-    """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""
-    frame = FRAME[["a", "b", "c", "e", "z"]]
-    options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
-    held = frame.iloc[:400]
-    expected = fit(frame, "z", eval_set=held, **options)
-    assert expected.n_iter_ < len(expected.history)
-    assert len(expected.history) > 16
-    warm(killing, 2)
-    grown = iter(range(1, 999))
-    kill = at(9, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
-
-    def callback(now: dboost.Iteration) -> None:
-        kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model, now.learning_rate))
-
-    lazy = dd.from_pandas(frame, npartitions=5)
-    sets = dd.from_pandas(held, npartitions=2)
-    booster = fit(lazy, "z", client=killing.client, eval_set=sets, callbacks=callback, **options)
-    assert booster.sha256 == expected.sha256
-    assert len(killing.pids()) == 1
-
-
 def warm(cluster: Processes, n_workers: int) -> None:
     """Ensure that there are `n_workers` workers with compiled kernels: a worker that compiles does not respond."""
     for _ in range(n_workers - len(cluster.pids())):
@@ -169,35 +144,3 @@ def warm(cluster: Processes, n_workers: int) -> None:
     cluster.client.wait_for_workers(n_workers, timeout=60)
     lazy = dd.from_pandas(FRAME[["a", "b", "c", "e", "z"]], npartitions=4)
     fit(lazy, "z", client=cluster.client, eval_set=lazy, arcbites=ArcBites(3, 1), max_iter=2)
-
-
-@pytest.fixture(scope="module")
-def killing() -> Iterator[Processes]:
-    # A lost worker is noticed by its connection; a worker that is merely busy must not be removed.
-    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s", "DASK_DBOOST__WORKER_TIMEOUT": "60s"}) as processes:
-        yield processes
-
-
-@pytest.mark.slow
-def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
-    """The new worker also evaluates its part of the held-out rows, and the previous worker no longer does."""
-    frame = FRAME[["a", "b", "e", "y"]]
-    options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2, early_stopping_rounds=200), "max_iter": 180}
-    rows: list[list[int]] = []
-
-    def callback(now: dboost.Iteration) -> None:
-        if now.iteration == 5 and not rows:
-            killing.add_worker()
-            killing.client.wait_for_workers(n_before + 1, timeout=60)
-        if now.iteration >= 5 and not (rows and rows[-1][0]):
-            rows.append(sorted(killing.client.run(held_rows).values()))
-            time.sleep(0.2)  # the new worker may need seconds until it can take rows over
-
-    warm(killing, 1)
-    n_before = len(killing.pids())
-    booster = fit(dd.from_pandas(frame, npartitions=8), "y", client=killing.client, callbacks=callback, **options)
-    expected = fit(frame, "y", **options)
-    assert booster.sha256 == expected.sha256
-    assert booster.history["validation_squared_error"].equals(expected.history["validation_squared_error"])
-    assert 1200 < sum(rows[0]) == sum(rows[-1]) < 1500
-    assert rows[0][0] == 0 < rows[-1][0]

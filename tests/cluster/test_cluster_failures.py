@@ -46,7 +46,6 @@ from tests.helpers.clusters import (
     held_rows,
     impatient,
     scheduler_plugin,
-    session_names,
     threads_cluster,
 )
 from tests.helpers.faults import nothing_is_held
@@ -355,27 +354,6 @@ def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected:
             cluster.wait_for(lambda: cluster.addresses() == before)
 
 
-@pytest.mark.slow
-def test_a_session_that_was_given_up_is_not_counted_again(
-    cluster: Processes, expected: str, connection: Callable[[], Connection]
-) -> None:
-    """A connection broke, the worker is still alive, and receives the rows that it held once more."""
-
-    def break_off() -> None:
-        for known in list(sessions()):
-            connection().abandon([known])
-
-    def sessions() -> set[Any]:
-        names_by_worker = cluster.client.run(session_names)
-        return {worker_plugin.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
-
-    rows: dict[str, int] = {}
-    callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
-    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
-    assert booster.sha256 == expected
-    assert sum(rows.values()) == len(FRAME)
-
-
 def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
     """Whatever the cause: every advance and the root of every tree compare the number of rows."""
 
@@ -479,15 +457,6 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(tune: Tune) -> None
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
             dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
         processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
-
-
-@pytest.mark.slow
-def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
-    cluster: Processes, expected: str, tune: Tune
-) -> None:
-    tune(losses_without_progress=2)
-    restart = at({3, 6, 9}, lambda: cluster.restart_worker(next(iter(cluster.pids()))))
-    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
 
 
 @pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import wraps
 from typing import Any
@@ -16,7 +15,6 @@ from distributed.core import Status
 
 import dboost
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held
-from dboost.estimators import DBoostClassifier
 from dboost.session.session import Session
 from dboost.trees import tree_rounds
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
@@ -58,15 +56,6 @@ def test_enough_rows_for_all_threads_of_a_worker(client: Client) -> None:
     alone = fitted(frame, "z", **options)
     assert booster.sha256 == alone.sha256
     assert booster.history["eval_roc_auc"].tolist() == alone.history["eval_roc_auc"].tolist()
-
-
-@pytest.mark.usefixtures("no_rounds")
-def test_rows_held_out_from_the_table(client: Client) -> None:
-    frame = FRAME[["a", "b", "e", "z"]]
-    options: dict[str, Any] = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 20, "random_state": 1}
-    lazy = dd.from_pandas(frame, npartitions=5)
-    on_cluster = DBoostClassifier(client=client, **options).fit(lazy.drop(columns="z"), lazy["z"])
-    assert on_cluster.booster_.sha256 == DBoostClassifier(**options).fit(frame.drop(columns="z"), frame["z"]).booster_.sha256
 
 
 @pytest.mark.parametrize(
@@ -245,21 +234,3 @@ def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch:
 def processes() -> Iterator[Processes]:
     with Processes(2) as processes:
         yield processes
-
-
-@pytest.mark.slow
-def test_a_worker_that_joins_gets_no_rows(processes: Processes) -> None:
-    processes.ensure_workers(2)
-    joined = threading.Event()
-
-    def join() -> None:
-        processes.add_worker()
-        processes.wait_for(lambda: len(processes.addresses()) > 2)
-        joined.set()
-
-    frame = FRAME[["a", "b", "z"]]
-    lazy = dd.from_pandas(frame, npartitions=4)
-    booster = fitted(lazy, "z", client=processes.client, max_iter=20, callbacks=at(3, join))
-    assert joined.is_set()
-    assert set(booster.history["workers"]) == {1}
-    assert booster.sha256 == fitted(frame, "z", max_iter=20).sha256

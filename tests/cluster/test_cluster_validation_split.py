@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -24,7 +23,7 @@ from dboost.session.fit_records import RowNumbers
 from dboost.session.row_assignment import class_counts
 from dboost.session.table_rows import BatchRows
 from dboost.tuning import tuned
-from tests.helpers.clusters import a_table, at, threads_cluster
+from tests.helpers.clusters import a_table, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.tune import Tune
 
@@ -81,49 +80,6 @@ def test_however_the_rows_are_divided(
         assert np.array_equal(model.train_score_, alone.train_score_)
         assert np.array_equal(model.validation_score_, alone.validation_score_)
     assert bool(streams and (together.booster_.history["bytes_read"] > 0).all()) is streams
-
-
-@pytest.mark.slow
-def test_rows_change_no_sides_when_a_worker_goes() -> None:
-    target = "t"
-    kind, options = KINDS[target]
-    options = options | {"max_iter": 8, "early_stopping": True, "random_state": 5, "n_iter_no_change": 8}
-    alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])
-    lazy = dd.from_pandas(FRAME, npartitions=6)
-    with threads_cluster(3, 1) as client:
-        leave = at(3, lambda: client.retire_workers([next(iter(client.nthreads()))]))
-        model = kind(client=client, callbacks=[leave], **options).fit(lazy[COLUMNS], lazy[target], lazy["w"])
-        assert len(client.nthreads()) == 2
-    assert model.booster_.sha256 == alone.booster_.sha256
-    assert np.array_equal(model.validation_score_, alone.validation_score_)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda part: part.iloc[1:], r"partition \d of the training data was read again .* gave \d+ rows where it had \d+"),
-        (lambda part: part.assign(w=0.0 * part["w"]), r"partition \d of the training data was read again .* gave other values"),
-    ],
-    ids=["rows", "weights"],
-)
-def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any, complaint: str) -> None:
-    """When a worker is lost, its partitions are read again; their numbers of rows determine which rows are held out."""
-    paths = [tmp_path / f"{i}.parquet" for i in range(6)]
-    for i, path in enumerate(paths):
-        FRAME.iloc[100 * i : 100 * (i + 1)].to_parquet(path)
-    lazy = dd.from_map(pd.read_parquet, paths, meta=FRAME.iloc[:0])
-
-    with threads_cluster(3, 1) as client:
-
-        def disturb() -> None:
-            for path in paths:
-                change(pd.read_parquet(path)).to_parquet(path)
-            client.retire_workers([next(iter(client.nthreads()))])
-
-        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[at(3, disturb)])
-        with pytest.raises(dboost.DataError, match=complaint):
-            model.fit(lazy[COLUMNS], lazy["y"], lazy["w"])
 
 
 def test_a_partition_with_another_number_of_rows_is_named() -> None:

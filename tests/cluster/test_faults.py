@@ -54,6 +54,11 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (ONE_TREE, [Fault("lost", "advance_to", 5), Fault("killed", GROW, 3, 0.004)]),
         (ONE_TREE, [Fault("killed", "statistics", 2), Fault("joined", "advance_to", 2)]),
         ("continued, early stopping", [Fault("killed", "reading evaluation", 4), Fault("lost", GROW, 3)]),
+        # More losses than a fit without progress survives.
+        (PLAIN, [Fault(kind, GROW, k) for k in range(1, 6) for kind in ("restarted", "given up")] + [Fault("lost", GROW, 6)]),
+        ("held-out rows, 3 classes", [Fault("retired", GROW, 2), Fault("joined", GROW, 3)]),
+        ("one tree, refitted", [Fault("lost", "statistics", 3), Fault("lost", "advance_to", 4)]),
+        ("refit, 2 classes", [Fault("lost", "assign_leaves", 1), Fault("lost", "assign_leaves", 2)]),
     ],
     "messages": [(SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)])],
     "relays": [  # of six sessions and two branches at each, the first is a relay, and the last is below one
@@ -65,7 +70,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("stopped", GROW, 2, 0.004, victim=3)]),
     ],
     "one worker": [
-        (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
+        (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("joined", GROW, 5), Fault("restarted", GROW, 8, victim=-1)]),
     ],
     "one session": [
         # The last one killed is the trainer.
@@ -98,7 +103,7 @@ FAST = [("lines", k) for k in range(2)]
 def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) -> None:
     struck.warm(case, tmp_path)
     with struck.cluster.impatient(), Faults(struck.cluster, faults) as done:
-        found = struck.fit(case, tmp_path, seconds=0.05 if any(fault.kind == "joined" for fault in faults) else 0.0)
+        found = struck.fit(case, tmp_path, seconds=0.3 if any(fault.kind == "joined" for fault in faults) else 0.0)
     assert not done.waiting, "the fit has no such call"
     assert_same(found, expected(case))
     last = [event for _, event in struck.cluster.client.get_events("dboost")]
@@ -106,6 +111,11 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
     n_stopped = [fault.kind for fault in faults].count("stopped")
     n_removed = [event["action"] for event in last].count("removed")
     assert n_removed >= n_stopped, "it is not Dask that gives it up, after five minutes"
+    holding = [event["rows"] for event in last if event["action"] == "holding"]
+    if struck.setting == "one worker":
+        assert {len(rows) for rows in holding} == {1}
+    elif struck.setting != "one session":
+        assert done.joined <= set().union(*holding), "a worker that joins is given rows"
     trees = [event for event in last if event["action"] == "tree"]
     if struck.setting in ("lines", "messages"):
         assert {event["lines"] for event in trees} <= {struck.setting == "lines"}

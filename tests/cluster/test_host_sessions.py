@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions import partitioned_table, rebalance
 from dboost.cluster.partitions.rebalance import values_held
@@ -210,35 +209,6 @@ def test_however_the_rows_are_divided(
         assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
 
 
-@pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("kind", [DBoostRegressor, DBoostClassifier])
-def test_rows_held_out_from_the_table(client: Client, kind: type) -> None:
-    target = "y" if kind is DBoostRegressor else "t"
-    options: dict[str, Any] = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 12, "random_state": 1}
-    lazy = divided(FRAME, [300, 1000, 1900])
-    there = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target]).booster_
-    expected = kind(**options).fit(FRAME[COLUMNS], FRAME[target]).booster_
-    assert_one_session(there, expected)
-    mine, others = (booster.history.filter(like="validation") for booster in (there, expected))
-    assert mine.equals(others)
-
-
-@pytest.mark.fast_cells(1)
-def test_evaluation_sets_stay_where_they_are(client: Client) -> None:
-    judge = a_table(900, 5)
-    options: dict[str, Any] = {
-        "eval_metric": ["roc_auc", "log_loss"],
-        "early_stopping_rounds": 2,
-        "max_iter": 30,
-        "learning_rate": 0.7,
-    }
-    there = fitted(divided(FRAME, [800, 1600]), "z", eval_set=divided(judge, [300, 600]), client=client, **options)
-    expected = fitted(FRAME, "z", eval_set=judge, **options)
-    assert_one_session(there, expected)
-    assert there.history.filter(like="eval_").equals(expected.history.filter(like="eval_"))
-    assert there.n_iter_ < 30
-
-
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("offset", [None, "w"])
 def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,20 +243,6 @@ def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, m
     assert len(sent) == 2 and sum(sent) < n_given * bytes_of_row + 2 * 2000
     assert len(trained) == 1 and trained[0].shape[1] == len(FRAME)
     assert sum(np.shares_memory(trained[0], codes.narrow) for codes in encoded[:3]) == 1
-
-
-def test_groups(client: Client) -> None:
-    options: dict[str, Any] = {"group": "g", "subsample": 0.5}
-    assert_one_session(fitted(divided(FRAME, [500, 1500]), client=client, **options), fitted(FRAME, **options))
-
-
-def test_continued_models(client: Client) -> None:
-    first = fitted(FRAME, "z")
-    new = a_table(1500, 3)
-    lazy = divided(new, [400, 1000])
-    there = fitted(lazy, "z", start_from=first, features=None, client=client)
-    assert there.sha256 == fitted(new, "z", start_from=first, features=None).sha256
-    assert set(there.history["workers"].iloc[5:]) == {1}
 
 
 @pytest.mark.fast_cells(1)
@@ -595,14 +551,6 @@ def test_a_killed_trainer_of_folds(processes: Processes) -> None:
     assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
     assert found.scores.equals(expected.scores)
     assert seen == [[4800], [4800]], "another worker has all folds again"
-
-
-def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
-    processes.ensure_workers(4)
-    actions = [at(2, lambda: kill(processes, False)), at(4, lambda: kill(processes, False))]
-    there = fitted(divided(FRAME, [600, 1200, 1800]), client=processes.client, max_iter=6, callbacks=actions)
-    assert_one_session(there, fitted(FRAME, max_iter=6))
-    assert "lost_workers" not in there.history.attrs
 
 
 @pytest.mark.fast_cells(1)

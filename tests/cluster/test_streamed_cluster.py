@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.helpers.clusters import (
     Processes,
     a_table,
     held_rows,
-    rows_in_files,
     threads_cluster,
     until,
 )
@@ -83,18 +81,6 @@ def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
     tune(resident_rows=0)
     booster = dboost.fit(lazily(), "y", client=client, split_proposal="tree", **OPTIONS)
     assert (booster.history["bytes_read"] == 0).all()
-
-
-def test_partitions_without_rows_of_positive_weight(client: Client, streaming: None) -> None:
-    frame = FRAME.copy()
-    frame["d"] = frame["d"].fillna(0.0)
-    frame.loc[:700, "w"] = 0.0
-    pieces = dd.concat([dd.from_pandas(frame[:600], 1), dd.from_pandas(frame[600:], 3)])
-    for target, options in (("t", {"loss": "log_loss"}), ("y", {"offset": "d"})):
-        settings = OPTIONS | {"sample_weight": "w", "max_iter": 2} | options
-        there = dboost.fit(pieces, target, client=client, memory_limit="64MiB", **settings)
-        assert there.sha256 == dboost.fit(frame, target, **settings).sha256
-        assert (there.history["bytes_read"] > 0).all()
 
 
 def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Client, streaming: None) -> None:
@@ -178,40 +164,3 @@ def test_blocks_that_stay_are_written_when_a_worker_is_lost(dying: Processes, tu
     read = booster.history["bytes_read"]
     assert (read.iloc[:2] == 0).all(), f"blocks have been read again: {read.tolist()}"
     assert read.iloc[4] > 0, f"blocks stay beside the rows of the lost worker: {read.tolist()}"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:no eval_set was given")
-def test_workers_with_bites_in_files_die_and_come(dying: Processes, tune: Tune) -> None:
-    """The same in the middle of visits: bites are divided again and brought up to date; the sender rewrites the rest.
-
-    Held-out rows of the training data are moved too: none is evaluated twice.
-    """
-    client, arcbites = dying.client, {"arcbites": dboost.ArcBites(3, 7, visits=4, early_stopping_rounds=99), "max_iter": 84}
-    expected = dboost.fit(FRAME, "z", **OPTIONS | arcbites)
-    tune(resident_rows=0, retained_bytes=0, block_rows=256)
-    options = OPTIONS | {"client": client, "memory_limit": "64MiB"}
-    dboost.fit(lazily(), "z", **options | {"arcbites": dboost.ArcBites(3, 1, early_stopping_rounds=9), "max_iter": 2})
-    address, victim = next(iter(dying.pids().items()))
-    rows: list[list[int]] = []
-
-    def replace(now: dboost.Iteration) -> None:
-        if now.iteration == 10:
-            os.kill(victim, signal.SIGKILL)
-            deadline = time.monotonic() + 60
-            while address in client.nthreads():
-                assert time.monotonic() < deadline, "the scheduler does not notice that a worker was killed"
-                time.sleep(0.05)
-            dying.add_worker()
-            client.wait_for_workers(2, timeout=60)
-        if now.iteration > 10 and (not rows or not rows[-1][0]):
-            time.sleep(0.25)  # while the new worker reads its partitions
-            rows.append(sorted(client.run(rows_in_files).values()))
-
-    booster = dboost.fit(lazily(10), "z", callbacks=replace, **options | arcbites)
-    assert booster.sha256 == expected.sha256
-    assert booster.history["validation_log_loss"].equals(expected.history["validation_log_loss"])
-    assert rows[-1][0] > 0, "the newcomer got nothing"
-    assert 0.8 * len(FRAME) < sum(rows[-1]) == sum(rows[0]) < len(FRAME)
-    begins = booster.history["visit"].diff() != 0
-    assert (booster.history.loc[begins, "bytes_read"] > 0).all()

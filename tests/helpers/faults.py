@@ -22,8 +22,9 @@ import pytest
 from distributed.core import Status
 
 from dboost.cluster.client.connection import Connection
+from dboost.session.fit_records import SessionRef
 from dboost.tuning import tuned
-from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin
+from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin, session_names
 from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
 from tests.helpers.places import rows_in_files
@@ -55,12 +56,15 @@ class Fault(NamedTuple):
 class Faults:
     """Faults of the fits that run in a ``with`` block. After it, nothing of them is left on the cluster.
 
-    calls : the calls of these fits, by name.
+    calls : the calls of these fits, by name. joined : the addresses of workers that have joined as a fault.
     """
+
+    _connection: Connection
 
     def __init__(self, cluster: Processes, faults: Sequence[Fault] = ()) -> None:
         self._cluster, self.waiting = cluster, list(faults)
         self.calls: Counter[str] = Counter()
+        self.joined: set[str] = set()
         self._pids = cluster.pids()
         self._stopped: list[int] = []
         self._paused: set[str] = set()
@@ -72,6 +76,7 @@ class Faults:
         call, record = Connection._call, Connection.record_event
 
         def calling(connection: Connection, operation: str, **arguments: Any) -> Any:
+            self._connection = connection
             self._see(arguments.get("method", operation))
             return call(connection, operation, **arguments)
 
@@ -124,7 +129,9 @@ class Faults:
     def strike(self, fault: Fault) -> None:
         """Carry out a fault. If only one worker is left that is not paused, another one joins before."""
         with self._lock:
-            if fault.kind == "joined" or len(self._pids.keys() - self._paused) < 2:
+            if fault.kind == "joined":
+                self.joined |= self._join()
+            elif len(self._pids.keys() - self._paused) < 2:
                 self._join()
             if fault.kind == "all killed":
                 for worker in list(self._pids):
@@ -143,6 +150,7 @@ class Faults:
                     "held up": self._hold_up,
                     "paused": self._pause,
                     "retired": self._retire,
+                    "given up": self._give_up,
                 }[fault.kind](worker)
 
     def _kill(self, worker: str) -> None:
@@ -179,14 +187,20 @@ class Faults:
         del self._pids[worker]
         self._cluster.client.retire_workers([worker])
 
-    def _join(self, *arguments: str) -> None:
+    def _give_up(self, worker: str) -> None:
+        """Give up the sessions of a worker, as if its connection were broken; it stays, and may receive its rows again."""
+        for name in self._cluster.client.run(session_names, workers=[worker])[worker]:
+            self._connection.abandon([SessionRef(worker, name)])
+
+    def _join(self, *arguments: str) -> set[str]:
         if self._cluster.nanny and not self._pids:
-            return  # the nannies start all workers again
+            return set()  # the nannies start all workers again
         before = self._cluster.addresses()
         process = self._cluster.add_worker(*arguments)
         self._cluster.wait_for(lambda: bool(self._cluster.addresses() - before - set(self._pids)))
-        for worker in self._cluster.addresses() - before - set(self._pids):
-            self._pids[worker] = process.pid
+        joined = self._cluster.addresses() - before - set(self._pids)
+        self._pids |= dict.fromkeys(joined, process.pid)
+        return joined
 
 
 async def _set_status(status: str, dask_worker: Any = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from sklearn.exceptions import NotFittedError
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.cli import main
-from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.joined_workers import JoinedWorkers
-from dboost.session.fit_records import SessionRef
 from tests.helpers.clusters import held_rows, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
@@ -273,32 +271,6 @@ def test_models_that_cannot_be_refreshed() -> None:
 def client() -> Iterator[Client]:
     with threads_cluster(2, 2) as client:
         yield client
-
-
-@pytest.mark.parametrize(
-    ("lost_before", "methods"),
-    [
-        ((5, 22), ["statistics", "advance_to"]),
-        pytest.param((1, 8), ["advance_to", "assign_leaves"], marks=pytest.mark.slow),
-        pytest.param((2, 3), ["assign_leaves", "assign_leaves"], marks=pytest.mark.slow),
-    ],
-)
-def test_workers_may_be_lost_meanwhile(lost_before: tuple[int, int], methods: list[str]) -> None:
-    old = first("grade")
-    expected = saved(old.refit_leaves(NEW, "grade"))
-    with threads_cluster(3, 1) as client:
-        ask, asked = Connection.ask, list[str]()
-
-        def losing(connection: Connection, refs: Sequence[SessionRef], method: Any, *arguments: Any) -> dict[SessionRef, Any]:
-            asked.append(method.__name__)
-            if len(asked) in lost_before:
-                client.retire_workers([refs[0].worker])
-            return ask(connection, refs, method, *arguments)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Connection, "ask", losing)
-            assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
-        assert [asked[n - 1] for n in lost_before] == methods and len(client.nthreads()) == 1
 
 
 def test_a_worker_that_joins_receives_rows() -> None:
