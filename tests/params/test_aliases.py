@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 
 import dboost
-from dboost import DBoostClassifier, DBoostRegressor, ParameterError
+from dboost import DBoostRegressor, ParameterError
 from dboost.cli import main
 from dboost.params import canonical
 from dboost.params.peer_names import SHOWN_ALIASES
@@ -24,15 +22,6 @@ Y = X["a"] * X["b"] + RNG.normal(size=300) / 10
 FRAME = X.assign(y=Y)
 SMALL: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "n_threads": 1}
 
-#: Keywords with an alias, the same keywords without one, and a keyword that contradicts the alias.
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "lossguide": ({"grow_policy": "lossguide"}, {"growth": "best_first"}, {"growth": "depth_wise"}),
-    "depthwise": ({"grow_policy": "depthwise"}, {"growth": "depth_wise"}, {"growth": "depth_wise"}),
-    "min_split_gain": ({"min_split_gain": 0.5}, {"min_gain": 0.5}, {"min_gain": 0.25}),
-    "leaf_estimation": ({"leaf_estimation": "constant"}, {"step": "constant"}, {"step": "line_search"}),
-}
-BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
-
 
 def fit(**options: Any) -> dboost.Booster:
     return dboost.fit(FRAME, "y", progress=False, **SMALL | options)
@@ -41,18 +30,6 @@ def fit(**options: Any) -> dboost.Booster:
 @pytest.fixture(scope="module")
 def first() -> dboost.Booster:
     return fit()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_an_alias_makes_the_same_model(case: str) -> None:
-    alias, plain, contradiction = CASES[case]
-    model = fit(**alias)
-    assert model.sha256 == fit(**plain).sha256
-    assert not set(alias) & set(model.sources[-1]["parameters"])
-    with pytest.raises(
-        ParameterError, match=f"^{next(iter(alias))}=.* and {next(iter(contradiction))}=.* are the same parameter"
-    ):
-        fit(**alias, **contradiction)
 
 
 def test_aliases_of_continued_training(first: dboost.Booster, tmp_path: Path) -> None:
@@ -98,22 +75,6 @@ def test_unknown_values(keywords: dict[str, Any], message: str) -> None:
             DBoostRegressor(**keywords).fit(X, Y)
 
 
-@BOTH
-@pytest.mark.parametrize("case", CASES)
-def test_estimators_accept_aliases(Estimator: Any, case: str) -> None:
-    alias, plain, contradiction = CASES[case]
-    targets = Y if Estimator is DBoostRegressor else Y > 0
-    options = SMALL | {"random_state": 0}
-    model = clone(Estimator(**options, **alias))
-    assert {name: model.get_params()[name] for name in alias} == alias
-    expected = Estimator(**options, **plain).fit(X, targets).booster_.sha256
-    assert model.fit(X, targets).booster_.sha256 == expected
-    assert Estimator(**options).set_params(**alias).fit(X, targets).booster_.sha256 == expected
-    if contradiction != {"growth": "best_first"}:
-        with pytest.raises(ParameterError, match="are the same parameter: give one"):
-            model.set_params(**contradiction).fit(X, targets)
-
-
 def test_estimators_continue_a_model_by_an_alias(first: dboost.Booster) -> None:
     options = SMALL | {"random_state": 0}
     expected = DBoostRegressor(start_from=first, **options).fit(X, Y).booster_.sha256
@@ -122,11 +83,6 @@ def test_estimators_continue_a_model_by_an_alias(first: dboost.Booster) -> None:
         DBoostRegressor(start_from=first, init_model=first).fit(X, Y)
     with pytest.raises(ParameterError, match="init_model is for fit"):
         DBoostRegressor(init_model=first).partial_fit(X, Y)
-
-
-def test_a_search_over_an_alias() -> None:
-    search = GridSearchCV(DBoostRegressor(**SMALL, random_state=0), {"grow_policy": ["lossguide", "depthwise"]}, cv=2)
-    assert search.fit(X, Y).best_params_["grow_policy"] in ("lossguide", "depthwise")
 
 
 def test_the_command_line_accepts_aliases(

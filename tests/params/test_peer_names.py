@@ -22,7 +22,16 @@ from sklearn.preprocessing import StandardScaler
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.cli import main
-from dboost.params.peer_names import ALIASES, HINTS, NEUTRAL, PREDICTION_ALIASES, PREDICTION_HINTS, explanation, is_neutral
+from dboost.params.peer_names import (
+    ALIASES,
+    HINTS,
+    NEUTRAL,
+    PREDICTION_ALIASES,
+    PREDICTION_HINTS,
+    SHOWN_ALIASES,
+    explanation,
+    is_neutral,
+)
 from tests.helpers.peer_parameters import OF_CATBOOST, OF_LIGHTGBM, OF_XGBOOST
 
 RNG = np.random.default_rng(0)
@@ -159,6 +168,10 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"seed": 5, "subsample": 0.5}, {"random_state": 5, "subsample": 0.5}),
     ({"monotone_constraints": {"a": 1}}, {"monotonic_cst": {"a": 1}}),
     ({"interaction_constraints": [["a"], ["b"]]}, {"interaction_cst": [["a"], ["b"]]}),
+    ({"grow_policy": "lossguide"}, {"growth": "best_first"}),
+    ({"grow_policy": "depthwise"}, {"growth": "depth_wise"}),
+    ({"min_split_gain": 0.5}, {"min_gain": 0.5}),
+    ({"leaf_estimation": "constant"}, {"step": "constant"}),
     ({"categorical_feature": "auto"}, {}),
     ({"nthread": 1, "tree_method": "hist", "missing": np.nan, "device": "cpu", "colsample_bytree": 1.0, "gamma": 0}, {}),
     ({"gamma": None, "scale_pos_weight": None, "n_estimators": None}, {}),
@@ -178,7 +191,9 @@ def test_an_alias_makes_the_same_model(theirs: dict[str, Any], ours: dict[str, A
     assert dboost.fit(X, Y, **small, **theirs).sha256 == expected
     model = DBoostRegressor(**small, **theirs)
     assert clone(model).get_params() == model.get_params()
-    assert not {name for name in theirs if name in ALIASES and name not in ours} & set(model.get_params()) - {"n_jobs"}
+    aliases = {name for name in theirs if name in ALIASES and name not in ours}
+    assert aliases & model.get_params().keys() - {"n_jobs"} == aliases & SHOWN_ALIASES.keys()
+    assert {name: model.get_params()[name] for name in theirs if name in SHOWN_ALIASES}.items() <= theirs.items()
     assert model.fit(X, Y).booster_.sha256 == expected
     assert DBoostRegressor(**SMALL, random_state=0).set_params(**theirs).fit(X, Y).booster_.sha256 == expected
 
@@ -240,6 +255,11 @@ def test_contradictions() -> None:
     ):
         with pytest.raises(ParameterError, match="n_estimators=3 and max_iter=4 are the same parameter: give one of them"):
             call(n_estimators=3, max_iter=4)
+    for theirs, ours in (("grow_policy", "growth"), ("min_split_gain", "min_gain"), ("leaf_estimation", "step")):
+        given = {"grow_policy": "depthwise", "min_split_gain": 0.5, "leaf_estimation": "constant"}[theirs]
+        other = {"growth": "depth_wise", "min_gain": 0.25, "step": "line_search"}[ours]
+        with pytest.raises(ParameterError, match=f"^{theirs}=.* and {ours}=.* are the same parameter"):
+            dboost.fit(X, Y, **{theirs: given, ours: other})
     with pytest.raises(ParameterError, match=r"y=.* and target=.* are the same parameter"):
         dboost.fit(X, Y, y=Y)
     with pytest.raises(ParameterError, match="unknown parameter 'max_itr'; did you mean max_iter"):
