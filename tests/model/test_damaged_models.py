@@ -87,10 +87,12 @@ def rows() -> np.ndarray:
 
 @cache
 def own() -> dict[str, Any]:
-    """The content of a model of ours."""
+    """The content of a model of three classes with everything that a fit writes."""
+    classes = frame().assign(y=frame()["y"] + (frame()["a"] > 1))
     booster = dboost.fit(
-        frame(), "y", max_iter=3, max_leaf_nodes=4, max_bins=6, eval_set=frame(), early_stopping_rounds=3, progress=False
-    )
+        classes, "y", loss="log_loss", max_iter=3, max_leaf_nodes=4, max_bins=6, eval_set=classes, early_stopping_rounds=3,
+        source_name="first", arcbites={"n_bites": 2, "trees_per_visit": 2}, progress=False,
+    )  # fmt: skip
     return json.loads(b"{" + model_file.dumps(booster.ensemble).split(b"\n", 4)[4])
 
 

@@ -426,24 +426,6 @@ def test_the_warning_of_drift_tells_how_steps_are_damped(steps: str) -> None:
     assert ("steps are damped: " in str(warning.message)) == (steps == "damped")
 
 
-def test_a_bite_that_was_altered_on_the_disk_is_an_error(tmp_path: Any) -> None:
-    import dask
-
-    def alter(now: dboost.Iteration) -> None:
-        if now.iteration == 3:
-            (file,) = tmp_path.rglob("bites")
-            content = bytearray(file.read_bytes())
-            content[5::4096] = bytes(255 - byte for byte in content[5::4096])
-            with file.open("r+b") as opened:
-                opened.write(content)
-
-    options = FEW_BINS | {"arcbites": ArcBites(6, 1), "memory_limit": SMALL_LIMIT, "callbacks": alter}
-    with dask.config.set({"temporary-directory": str(tmp_path)}):
-        with pytest.raises(dboost.DBoostError, match=r"bites is damaged: block \d+ is not what was written"):
-            fit(cut(ROWS, range(1000, 12_000, 1000)), "y", **options)
-        assert list(tmp_path.rglob("*")) == []
-
-
 # Arguments of `ArcBites`.
 
 

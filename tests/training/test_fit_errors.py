@@ -18,7 +18,7 @@ import pytest
 
 import dboost
 from dboost.data import CategoryColumn
-from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.params import make_parameters
 from dboost.session.target import choose_target, scan_target
 from tests.helpers.clusters import threads_cluster
@@ -203,22 +203,6 @@ def test_any_loss_of_the_model_to_continue_damps_steps(loss: str) -> None:
 def test_a_fit_that_diverges_says_so() -> None:
     with pytest.raises(DBoostError, match=r"training diverged in iteration \d+: .* a smaller learning_rate"):
         fit(X, Y, learning_rate=1e10, max_iter=50)
-
-
-def test_model_files(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    fit().save(path)
-    whole = path.read_bytes()
-    for data, message in (
-        (whole[: len(whole) // 2], "model.json is damaged, cut short or was edited"),
-        (whole.replace(b'"version": 1', b'"version": 9'), "format version 9, written by a newer dboost"),
-        (b"", "not a dboost model"),
-    ):
-        path.write_bytes(data)
-        with pytest.raises(ModelFileError, match=message):
-            dboost.load(path)
-    with pytest.raises(ModelFileError, match="nowhere"):
-        dboost.load(tmp_path / "nowhere.json")
 
 
 EXTREMES: dict[str, Callable[[], dboost.Booster]] = {

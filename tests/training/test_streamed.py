@@ -208,31 +208,6 @@ def test_prepare_overwrites_only_what_it_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "complaint"),
-    [
-        (
-            "part-*",
-            lambda raw: raw[:1000] + bytes([raw[1000] ^ 4]) + raw[1001:],
-            "part-.* is damaged: its content",
-        ),
-        ("part-*", lambda raw: raw[:-1], "part-.* is damaged: its content"),
-        ("sample-*", lambda raw: raw[:-1], "sample-.* is damaged: its content"),
-        ("sample-*", lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "sample-.* is damaged: its content"),
-        ("dataset.json", lambda raw: raw.replace(b'"named": true', b'"named": false'), "dataset.json is damaged: its content"),
-        ("dataset.json", lambda raw: raw[:-9], "dataset.json is damaged or no description of prepared data"),
-        ("dataset.json", lambda raw: raw.replace(b'"version": 3', b'"version": 9'), "format version 9"),
-    ],
-)
-def test_damaged_data_are_no_data(tmp_path: Path, name: str, damage: Any, complaint: str) -> None:
-    place = tmp_path / "prepared"
-    dboost.prepare(mixed_frame(200), "y", place, features=NUMERIC)
-    (file,) = place.glob(name)
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(dboost.DBoostError, match=complaint):
-        dboost.fit(place, "y", max_iter=1)
-
-
-@pytest.mark.parametrize(
     ("limit", "n_bytes"), [("2GiB", 2**31), ("512 MB", 512 * 10**6), ("1.5g", 1_500_000_000), (4096, 4096), ("64kib", 2**16)]
 )
 def test_limits_are_sizes(limit: Any, n_bytes: int) -> None:

@@ -85,21 +85,6 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 16]))
 
 
-@pytest.mark.parametrize(
-    ("action", "complaint"),
-    [
-        (lambda folder: flip(the(folder, "codes")), r"codes is damaged: block 0 is not what was written"),
-        (lambda folder: flip(the(folder, "rows")), r"rows is damaged"),
-        (lambda folder: os.truncate(the(folder, "codes"), 100), r"codes is cut short: block 0 of 3"),
-        (lambda folder: os.truncate(the(folder, "state"), 100), r"state is cut short"),
-    ],
-)
-def test_files_that_change_under_a_fit(folder: Path, action: Callable[[Path], None], complaint: str) -> None:
-    with pytest.raises(dboost.DBoostError, match=complaint):
-        fit(callbacks=at(1, lambda: action(folder)))
-    assert list(folder.iterdir()) == []
-
-
 @pytest.mark.parametrize("growth", [{"max_leaf_nodes": 8}, {"max_leaf_nodes": None, "max_depth": 2}])
 @pytest.mark.parametrize("after", [1, 2])
 def test_codes_that_change_under_the_last_tree(
