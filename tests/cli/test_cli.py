@@ -408,16 +408,6 @@ def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, caps
     assert f"{booster.n_iter_} iterations (the best of {booster.n_iter_ + 5})" in said
 
 
-@pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("data", ["rows.parquet", "rows.csv", "parts", "parts/*.parquet"])
-def test_predictions_keep_the_order_of_rows(here: Path, table: pd.DataFrame, data: str) -> None:
-    assert status_of(*TRAIN, "--set", "max_iter=3") == 0
-    assert status_of("predict", "model.json", data, "--output", "out.parquet") == 0
-    found = pd.read_parquet("out.parquet")
-    assert list(found.columns) == ["prediction"]
-    np.testing.assert_array_equal(found["prediction"], dboost.load("model.json").predict(table))
-
-
 def test_predictions_in_a_csv_file(here: Path, table: pd.DataFrame) -> None:
     for target, proba in (("price", []), ("grade", []), ("grade", ["--proba"])):
         settings = ["--target", target, "--set", "features=[a, shop]", "--set", "max_iter=3", "--overwrite"]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.model_selection import GroupKFold
 
 import dboost
@@ -25,10 +20,8 @@ from dboost.cli import main
 from dboost.data import open_table
 from dboost.data.kinds.partition import role_column
 from dboost.session.row_samples import TEST
-from tests.helpers.clusters import Processes, at, threads_cluster
-from tests.helpers.examples import examples
+from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
-from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 1_200
@@ -118,27 +111,6 @@ def test_groups_are_columns_or_values(expected: str) -> None:
     assert every.feature_names_in_.tolist() == FEATURES
 
 
-@examples(20)
-@given(st.lists(st.integers(0, N), max_size=4), st.booleans())
-def test_partitions_change_nothing(at_rows: list[int], in_collection: bool) -> None:
-    frame = cut(FRAME, sorted(at_rows))
-    group = frame["g"] if in_collection else "g"
-    assert fitted(frame, group=group, sample_weight="w") == fitted(group="g", sample_weight="w")
-
-
-@pytest.mark.parametrize("group", ["g", "text"])
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_files(tmp_path: Path, kind: str, group: str) -> None:
-    path = tmp_path / f"rows.{kind}"
-    FRAME.to_csv(path, index=False) if kind == "csv" else FRAME.to_parquet(path)
-    assert fitted(path, group=group) == fitted(group=group)
-
-
-def test_rows_in_files(tune: Tune, expected: str) -> None:
-    tune(resident_rows=0, block_rows=64)
-    assert fitted(cut(FRAME, [100, 700]), group="g", sample_weight="w", memory_limit="64MiB") == expected
-
-
 BITES = [
     {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=2), "subsample": 1.0, "max_iter": 6},
     {"arcbites": dboost.ArcBites(n_bites=4, trees_per_visit=1, parts=2), "subsample": 0.7, "max_iter": 5},
@@ -149,19 +121,15 @@ BITES = [
 @pytest.mark.fast_cells(1)
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
 @pytest.mark.parametrize("options", BITES)
-def test_bites_have_whole_groups(options: dict[str, Any], client: Client, tune: Tune) -> None:
+def test_bites_have_whole_groups(options: dict[str, Any]) -> None:
     holds_out = options["arcbites"].trees_per_visit is None
     assert (fitted(group=np.arange(N), **options) == fitted(**options)) != holds_out  # then rows are numbered anew
     roles = {"group": "g", "sample_weight": "w"}
     expected = fitted(**roles, **options)
     assert fitted(sample_weight="w", **options) != expected
-    frame = cut(FRAME, [300, 900])
-    assert fitted(frame, client=client, **roles, **options) == expected
     if not holds_out:  # a prepared data set needs an evaluation set
         with dboost.prepare(FRAME, "y", features=FEATURES, **roles) as data:
             assert dboost.fit(data, **OPTIONS | options).sha256 == expected
-    tune(resident_rows=0)
-    assert fitted(frame, memory_limit="64MiB", **roles, **options) == expected
 
 
 def test_bites_without_groups_are_skipped() -> None:
@@ -171,14 +139,12 @@ def test_bites_without_groups_are_skipped() -> None:
     assert fitted(group=group, **options) == fitted(cut(FRAME, [500]), group=group, **options)
 
 
-def test_prepared_data_keep_their_groups(tmp_path: Path, tune: Tune, expected: str) -> None:
+def test_prepared_data_keep_their_groups(tmp_path: Path, expected: str) -> None:
     data = dboost.prepare(FRAME, "y", tmp_path / "data", features=FEATURES, group="g", sample_weight="w")
     assert data.settings["group"] == "g"
-    assert dboost.fit(data, **OPTIONS).sha256 == dboost.fit(data, group="g", **OPTIONS).sha256 == expected
+    assert dboost.fit(data, group="g", **OPTIONS).sha256 == expected
     with pytest.raises(ParameterError, match=r"group='text' does not fit the data: .* was prepared with group='g'"):
         dboost.fit(data, group="text", **OPTIONS)
-    tune(resident_rows=0)
-    assert dboost.fit(data, memory_limit="64MiB", **OPTIONS).sha256 == expected
     without = dboost.prepare(FRAME, "y", features=FEATURES, sample_weight="w")
     with pytest.raises(ParameterError, match="was prepared without group"):
         dboost.fit(without, group="g", **OPTIONS)
@@ -194,7 +160,6 @@ def test_a_checkpoint_is_of_its_groups(tmp_path: Path) -> None:
         dboost.fit(FRAME, "y", features=FEATURES, group="g", callbacks=[stop], **options)
     with pytest.raises(DataError, match="the data are not the same, group differs"):
         dboost.fit(FRAME, "y", features=FEATURES, group=FRAME["g"] // 2, **options)
-    assert fitted(group="g", max_iter=6) == dboost.fit(FRAME, "y", features=FEATURES, group="g", **options).sha256
 
 
 # On clusters.
@@ -204,38 +169,6 @@ def test_a_checkpoint_is_of_its_groups(tmp_path: Path) -> None:
 def client() -> Iterator[Client]:
     with threads_cluster(2, 1) as client:
         yield client
-
-
-@pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("form", ["table", "collection", "values", "column of values"])
-def test_workers(client: Client, expected: str, form: str) -> None:
-    frame: Any = FRAME if form == "table" else cut(FRAME, [300, 301, 900])
-    group: Any = FRAME["g"].to_numpy() if form == "values" else frame["g"] if form == "column of values" else "g"
-    assert fitted(frame, group=group, sample_weight="w", client=client) == expected
-
-
-def test_data_sets_of_workers(client: Client, tmp_path: Path, expected: str) -> None:
-    frame, roles = cut(FRAME, [300, 900]), {"group": "g", "sample_weight": "w"}
-    with dboost.prepare(frame, "y", features=FEATURES, client=client, **roles) as data:
-        assert dboost.fit(data, **OPTIONS).sha256 == expected
-        here = dboost.cv(data, folds=3, **OPTIONS)
-    folds = [one.rows.uses.tolist() for one in dboost.cv(FRAME, "y", features=FEATURES, folds=3, **roles, **OPTIONS).states]
-    assert [one.rows.uses.tolist() for one in here.states] == folds
-    stored = dboost.prepare(frame, "y", str(tmp_path / "data"), features=FEATURES, client=client, **roles)
-    stored.close()
-    assert dboost.fit(dboost.Dataset(str(tmp_path / "data")), **OPTIONS).sha256 == expected
-
-
-@pytest.mark.slow
-def test_a_worker_is_killed() -> None:
-    options = {"max_iter": 20, "group": "g", "sample_weight": "w"}
-    with Processes(3) as cluster:
-        frame = dd.from_pandas(FRAME, npartitions=6)
-        fitted(frame, client=cluster.client, **options | {"max_iter": 1})
-        victim = cluster.any_pid()
-        kill = at(5, lambda: os.kill(victim, signal.SIGKILL))
-        assert fitted(frame, client=cluster.client, callbacks=kill, **options) == fitted(**options)
-        assert len(cluster.client.nthreads()) == 2
 
 
 # Folds and validation rows.

@@ -210,22 +210,6 @@ def test_small_batches_are_joined() -> None:
     assert [piece.num_rows for piece in source.partitions(["x0"])] == [N_ROWS]
 
 
-@pytest.mark.fast_cells(4)
-@pytest.mark.parametrize("limit", [None, "1MiB"])
-@pytest.mark.parametrize("kind", STREAMS)
-def test_errors_name_the_column_and_the_row_of_the_stream(kind: str, limit: str | None, tmp_path: Path) -> None:
-    frame = frame_of()
-    frame.loc[[3456, 3500], "y"] = None
-    with pytest.raises(dboost.DataError, match=r"'y' .* in 2 rows, first in row 3456$"):
-        dboost.fit(STREAMS[kind](frame, tmp_path / "a"), "y", memory_limit=limit, **OPTIONS)
-    frame = frame_of()
-    frame.loc[3456, "x2"] = np.inf
-    with pytest.raises(dboost.DataError, match=r"'x2' holds an infinite value \(row 3456\)"):
-        dboost.fit(STREAMS[kind](frame, tmp_path / "b"), "y", memory_limit=limit, **OPTIONS)
-    with pytest.raises(dboost.DataError, match="no column 'z'"):
-        dboost.fit(STREAMS[kind](frame, tmp_path / "c"), "z", memory_limit=limit, **OPTIONS)
-
-
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 def test_roles_of_streams(limit: str | None) -> None:
     frame = frame_of()

@@ -231,21 +231,6 @@ def test_files_of_a_table_are_not_read_without_its_metadata(tmp_path: Path, caps
     assert "also those of older versions: name its folder alone as the data" in capsys.readouterr().err
 
 
-def test_the_command_line(delta: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, predicted = str(tmp_path / "model.json"), str(tmp_path / "predicted.parquet")
-    assert main(["train", str(delta), "--target", "y", "--output", model, "--set", "max_iter=3"]) == 0
-    assert main(["predict", model, str(delta), "--output", predicted]) == 0
-    assert len(pd.read_parquet(predicted)) == len(open_path(delta))
-
-
-def test_prepared_data_sets(delta: Path, tmp_path: Path, client: Client) -> None:
-    expected = dboost.fit(str(delta), "y", **OPTIONS)
-    with dboost.prepare(str(delta), "y") as here:
-        assert dboost.fit(here, **OPTIONS).sha256 == expected.sha256
-    with dboost.prepare(str(delta), "y", client=client) as there:
-        assert dboost.fit(there, **OPTIONS).sha256 == expected.sha256
-
-
 @pytest.mark.parametrize(
     ("name", "library", "extra"), [("t", "deltalake", "delta"), ("t.metadata.json", "pyiceberg", "iceberg")]
 )

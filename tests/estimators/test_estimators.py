@@ -35,19 +35,6 @@ def shop(n: int = 400, seed: int = 0) -> tuple[pd.DataFrame, pd.Series, pd.Serie
     return frame, number.rename("sold"), classes.rename("class")
 
 
-def test_the_model_is_that_of_fit() -> None:
-    frame, number, classes = shop()
-    weight = np.linspace(0.5, 2.0, len(frame))
-    settings: dict[str, Any] = {
-        "max_iter": 12, "max_leaf_nodes": 7, "l2_regularization": 0.5, "min_samples_leaf": 3, "random_state": 5, "n_threads": 2
-    }  # fmt: skip
-    regressor = DBoostRegressor(**settings).fit(frame, number, weight)
-    assert regressor.booster_.sha256 == dboost.fit(frame, number, sample_weight=weight, **settings).sha256
-    classifier = DBoostClassifier(**settings).fit(frame, classes, weight)
-    assert classifier.booster_.sha256 == dboost.fit(frame, classes, sample_weight=weight, **settings).sha256
-    assert classifier.booster_.n_iter_ == classifier.n_iter_ == 12
-
-
 def test_the_kind_of_task_is_the_estimators() -> None:
     """Targets of 0 and 1 are numbers for a regressor, integers are classes for a classifier."""
     X = np.arange(100.0)[:, None]

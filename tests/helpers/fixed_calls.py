@@ -86,16 +86,20 @@ class Fixed:
             found.add("many columns")
         if self.target in ("grade", "level"):
             found.add("classes")
+        if self.frame is LIGHT_START:
+            found.add("a partition of weight zero")
+        if self.frame is IN_SMALL_UNITS:
+            found.add(f"small units of {'weights' if 'sample_weight' in self.options else 'targets'}")
         if "multi_strategy" in (self.options if self.first is None else self.first):
             found.add("one tree for all outputs")
         return found
 
 
-ROLES = ("sample_weight", "offset")
+ROLES = ("sample_weight", "offset", "group")
 #: Options that are kinds, whatever their value.
 KINDS = (
-    *ROLES, "arcbites", "early_stopping_rounds", "eval_set", "influence_trimming", "interaction_cst", "max_features",
-    "monotonic_cst", "subsample", "validation_fraction",
+    *ROLES, "arcbites", "early_stopping_rounds", "eval_set", "influence_trimming", "interaction_cst", "keep_summary",
+    "max_features", "monotonic_cst", "subsample", "validation_fraction",
 )  # fmt: skip
 
 
@@ -104,12 +108,15 @@ def _with_bounds(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(lower=lower, upper=upper)
 
 
+#: Weights below one, and targets whose squares are no floats.
+IN_SMALL_UNITS = FRAME.assign(light=FRAME["v"] / len(FRAME), tiny=FRAME["tails"] * 1e-200)
+
 CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, options) in SIMPLE.items()}
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
 CASES["many columns"] = Fixed("y", {"features": None, "min_category_hessian": 1.0}, frame=wide_frame())
 CASES["held-out rows, 3 classes"] = Fixed(
-    "level", {"max_iter": 9, "early_stopping_rounds": 1, "learning_rate": 0.9, "validation_fraction": 0.3, "sample_weight": "w"}
+    "grade", {"max_iter": 9, "early_stopping_rounds": 1, "learning_rate": 0.9, "validation_fraction": 0.3, "sample_weight": "w"}
 )
 CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
@@ -147,6 +154,24 @@ CASES |= {
 }
 CASES["forest, continued"] = Fixed("y", FOREST | {"eval_set": HELD_OUT}, FOREST | {"random_state": 3}, LATER)
 CASES["forest of classes, continued"] = Fixed("level", FOREST | {"max_iter": 3}, FOREST | {"loss": "half_brier_score"}, LATER)
+CASES["small units of weights"] = Fixed("y", {"sample_weight": "light"}, frame=IN_SMALL_UNITS)
+CASES["small units of targets"] = Fixed("tiny", {"loss": "huber"}, frame=IN_SMALL_UNITS)
+CASES["small units of targets, arcbites"] = Fixed(
+    "tiny", {"loss": "huber", "arcbites": dboost.ArcBites(2, None, 2)}, frame=IN_SMALL_UNITS
+)
+#: The first partition has no row of positive weight.
+LIGHT_START = FRAME.assign(w=FRAME["w"].where(np.arange(len(FRAME)) >= len(FRAME) // 25, 0.0))
+CASES["a partition of weight zero"] = Fixed("grade", {"sample_weight": "w", "offset": "o"}, frame=LIGHT_START)
+GROUPED = FRAME.assign(customer=np.random.default_rng(6).integers(-5, len(FRAME) // 10, len(FRAME)))
+CASES |= {
+    f"groups{name}": Fixed("y", {"group": "customer", "sample_weight": "w", **options}, frame=GROUPED)
+    for name, options in (
+        ("", {"subsample": 0.5}),
+        (", arcbites", {"arcbites": dboost.ArcBites(2, None, 2)}),
+        (", parts", {"arcbites": dboost.ArcBites(2, 1, parts=2), "subsample": 0.7}),
+    )
+}
+CASES["no summary"] = Fixed("late", {"keep_summary": False})
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})
 CASES |= {
@@ -240,7 +265,7 @@ class FixedCall(Call):
     is_lazy: bool = False
 
     def rng(self, what: str) -> Random:
-        return seeded(self.place, what)
+        return seeded(self.place, what, self.fixed.target, sorted(self.fixed.options))
 
     def _given(self, frame: pd.DataFrame) -> Any:
         n = len(frame)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import dboost
@@ -126,43 +123,21 @@ def test_offsets_are_those_of_the_mean() -> None:
     assert negative_log_likelihood(frame["y"].to_numpy(), found) == pytest.approx(booster.history["train_loss"].iloc[-1])
 
 
-def test_distributions_of_tables_of_every_kind(tmp_path: Path) -> None:
-    booster = fit()
-    expected = booster.predict_distribution(X).to_numpy()
-    assert np.array_equal(fit(data=X.to_numpy()).predict_distribution(X.to_numpy()), expected)
-    lazy = booster.predict_distribution(dd.from_pandas(X, npartitions=3))
-    assert list(lazy.columns) == ["loc", "scale"] and np.array_equal(lazy.compute(), expected)
-    table = pa.Table.from_pandas(X)
-    assert np.array_equal(booster.predict_distribution(table).to_pandas(), expected)
-    batches = booster.predict_distribution(table.to_reader(max_chunksize=700))
-    assert np.array_equal(batches.read_all().to_pandas(), expected)
-    pq.write_table(table, tmp_path / "rows.parquet")
-    assert np.array_equal(booster.predict_distribution(str(tmp_path / "rows.parquet")).compute(), expected)
-    first = booster.predict_distribution(X, iteration_range=(0, 1)).to_numpy()
-    assert np.array_equal(fit(max_iter=1).predict_distribution(X), first)
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    booster = fit(**ONE_TREE)
-    expected = booster.predict_distribution(X)
-    booster.save(tmp_path / "model.json")
-    X.to_parquet(tmp_path / "rows.parquet")
+@pytest.mark.parametrize(
+    ("loss", "more", "message"),
+    [
+        ("squared_error", [], "there are no distributions"),
+        ("normal", ["--interval"], "are different predictions: use one of them"),
+    ],
+)
+def test_what_the_command_line_refuses(
+    loss: str, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [str(tmp_path / name) for name in ("model.json", "rows.parquet", "found.parquet")]
-    main(["predict", *files[:2], "--distribution", "--output", files[2]])
-    pd.testing.assert_frame_equal(pd.read_parquet(files[2]), expected)
-    fit(loss="squared_error").save(tmp_path / "other.json")
-    assert main(["predict", str(tmp_path / "other.json"), files[1], "--distribution", "--output", files[2]]) != 0
-    assert "there are no distributions" in capsys.readouterr().err
-    assert main(["predict", *files[:2], "--distribution", "--interval", "--output", files[2]]) != 0
-    assert "are different predictions: use one of them" in capsys.readouterr().err
-
-
-@STRATEGIES
-def test_a_continued_fit_is_one_that_was_not_interrupted(strategy: dict[str, Any]) -> None:
-    estimator = DBoostRegressor(loss="normal", max_iter=4, warm_start=True, random_state=1, **strategy).fit(X, Y)
-    continued = estimator.set_params(max_iter=9).fit(X, Y).booster_
-    at_once = DBoostRegressor(loss="normal", max_iter=9, random_state=1, **strategy).fit(X, Y).booster_
-    pd.testing.assert_frame_equal(continued.predict_distribution(X), at_once.predict_distribution(X))
+    fit(loss=loss).save(files[0])
+    X.to_parquet(files[1])
+    assert main(["predict", *files[:2], "--distribution", *more, "--output", files[2]]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_continued_with_other_rows_keeps_its_unit() -> None:

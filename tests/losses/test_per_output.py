@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -159,16 +158,6 @@ def test_early_stopping_by_one_output() -> None:
     assert booster.best_iteration == column.idxmin() + 1 < 200
 
 
-@pytest.mark.parametrize("suffix", ["json", "dboost"])
-def test_files_keep_losses_and_names(suffix: str, tmp_path: Any) -> None:
-    booster = dboost.fit(X, TARGETS, loss=["huber", "poisson", "squared_error"], **OPTIONS)
-    booster.save(tmp_path / f"model.{suffix}")
-    again = dboost.load(tmp_path / f"model.{suffix}")
-    pd.testing.assert_frame_equal(again.predict(X), booster.predict(X))
-    assert again.sha256 == booster.sha256
-    assert again.outputs.loss.to_dict() == booster.ensemble.loss
-
-
 def test_a_model_is_continued_on_other_rows() -> None:
     first = dboost.fit(X[:300], TARGETS[:300], **OPTIONS)
     alone = [dboost.fit(X[:300], TARGETS[name][:300], **OPTIONS, loss="squared_error") for name in TARGETS]
@@ -293,16 +282,3 @@ def test_targets_of_a_model_have_their_places() -> None:
     renamed = TARGETS.set_axis([f"{name} of May" for name in names], axis=1)
     for target in (renamed, TARGETS.to_numpy()):
         assert dboost.fit(numbers, target, start_from=model, **OPTIONS).outputs.names == names
-
-
-def test_the_command_line_writes_probabilities_of_labels(tmp_path: Path) -> None:
-    numbers = X.drop(columns="town")
-    data, model, found = (str(tmp_path / name) for name in ("rows.parquet", "model.json", "found.parquet"))
-    numbers.to_parquet(data)
-    booster = dboost.fit(numbers, LABELS, **OPTIONS)
-    booster.save(model)
-    assert main(["predict", model, data, "--proba", "--output", found]) == 0
-    expected = booster.predict_proba(numbers).add_prefix("probability_")
-    pd.testing.assert_frame_equal(pd.read_parquet(found), expected, check_column_type=False)
-    assert main(["predict", model, data, "--output", found]) == 0
-    assert pd.read_parquet(found).isin([0, 1]).all(axis=None)

@@ -10,18 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pytest
 from dask.base import tokenize
 
 from dboost import DBoostRegressor, fit, losses
 from dboost.booster import Booster, load
-from dboost.errors import DataError, ModelFileError, ParameterError
+from dboost.errors import ModelFileError, ParameterError
 from dboost.losses.base import BaseLoss, Leaves
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
@@ -136,33 +132,6 @@ def test_three_classes() -> None:
     assert booster.predict(frame).tolist() == [f"class {k}" for k in best]
 
 
-@pytest.mark.parametrize("make", MODELS)
-def test_every_kind_of_table_gets_the_same_answer(make: Any) -> None:
-    booster = make()
-    frame = finite_rows(booster)
-    matrix = frame.to_numpy()
-    lazy = dd.from_pandas(frame, npartitions=3)
-    methods = {"predict": booster.predict, "raw": lambda X: booster.predict(X, raw_score=True), "apply": booster.apply} | (
-        {} if booster.classes_ is None else {"predict_proba": booster.predict_proba}
-    )
-    for name, ask in methods.items():
-        answer = ask(matrix)
-        assert isinstance(answer, np.ndarray), name
-        on_frame = ask(frame)
-        assert np.array_equal(on_frame.to_numpy(), answer), name
-        on_dask = ask(lazy)
-        assert type(on_dask).__module__.startswith("dask"), name
-        computed = on_dask.compute()
-        assert computed.equals(on_frame) and computed.index.equals(frame.index), name
-        on_dask_array = ask(da.from_array(matrix, chunks=(20, 5)))
-        assert isinstance(on_dask_array, da.Array) and on_dask_array.shape == answer.shape, name
-        assert on_dask_array.dtype == answer.dtype and np.array_equal(on_dask_array.compute(), answer), name
-        on_polars = ask(pl.from_pandas(frame))
-        assert np.array_equal(on_polars.to_numpy(), answer), name
-        on_arrow = ask(pa.Table.from_pandas(frame))
-        assert isinstance(on_arrow, pa.Table if answer.ndim == 2 else pa.Array), name
-
-
 def test_leaves() -> None:
     booster = three_class_model()
     frame = finite_rows(booster)
@@ -173,30 +142,6 @@ def test_leaves() -> None:
     some = booster.apply(frame, iteration_range=(1, 3))
     assert list(some.columns) == [f"tree_{t}" for t in range(3, 9)]
     assert np.array_equal(some, leaves.to_numpy()[:, 3:9])
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_stages(make: Any) -> None:
-    booster = make()
-    frame = finite_rows(booster)
-    asked = {"predict": booster.staged_predict, "raw": lambda X: booster.staged_predict(X, raw_score=True)}
-    for name, ask in asked.items():
-        for X in (frame, frame.to_numpy(), dd.from_pandas(frame, npartitions=2)):
-            stages = list(ask(X))
-            assert len(stages) == booster.n_iter_ == 4
-            for n, stage in enumerate(stages, start=1):
-                expected = booster.predict(X, raw_score=name == "raw", iteration_range=(0, n))
-                assert type(stage) is type(expected)
-                assert np.array_equal(np.asarray(stage), np.asarray(expected))
-    if booster.classes_ is not None:
-        last = list(booster.staged_predict_proba(frame))[-1]
-        assert last.equals(booster.predict_proba(frame))
-
-
-def test_a_stage_does_not_change_the_one_before() -> None:
-    booster = number_model()
-    stages = list(booster.staged_predict(finite_rows(booster).to_numpy(), raw_score=True))
-    assert not np.array_equal(stages[0], stages[1])
 
 
 def test_iteration_range() -> None:
@@ -222,17 +167,6 @@ def test_categories_are_read_by_their_level() -> None:
             frame[name] = pd.Series(levels, dtype=object).astype("category")
     expected = np.array(naive.raw_scores(ensemble, codes.tolist()))[:, 0]
     assert np.array_equal(booster.predict(frame), expected)
-
-
-def test_columns_are_picked_by_name() -> None:
-    booster = number_model()
-    frame = finite_rows(booster)
-    shuffled = frame[list(frame.columns[::-1])].assign(extra="ignored")
-    assert booster.predict(shuffled).equals(booster.predict(frame))
-    with pytest.raises(DataError, match="x2"):
-        booster.predict(frame.drop(columns="x2"))
-    with pytest.raises(DataError, match=r"(?s)4.*5|5.*4"):
-        booster.predict(frame.to_numpy()[:, :4])
 
 
 def test_many_threads_at_a_time() -> None:

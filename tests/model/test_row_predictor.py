@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import timeit
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +19,8 @@ import dboost
 from dboost import losses
 from dboost.booster import Booster
 from dboost.model.ensemble import Ensemble
-from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature
 from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import POOL, random_ensemble
 
 OUTPUTS = ("prediction", "raw_score", "probability")
@@ -151,20 +148,6 @@ def test_records_and_sequences_are_converted_as_tables_are(seed: int, output: st
         row[0] = values
         for given_row in (values, tuple(values), row[0]):
             agree(partial(predictor, given_row), lambda row=row: by_predict(booster, output, row)[0])
-
-
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("target", ["y", "late", "grade"])
-def test_a_trained_model_and_its_copies(target: str) -> None:
-    frame = mixed_frame(300)
-    booster = dboost.fit(frame, target, features=FEATURES, max_iter=5)
-    expected = np.asarray(booster.predict(frame))
-    records = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    predictor = booster.predictor()
-    copy = pickle.loads(pickle.dumps(predictor))
-    assert isinstance(copy, RowPredictor)
-    for one in (predictor, copy):
-        assert [one(record) for record in records] == expected.tolist()
 
 
 def test_a_loss_of_the_user() -> None:

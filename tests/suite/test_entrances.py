@@ -8,30 +8,19 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import dboost
 from dboost import Booster
 from dboost.cli import main
-from tests.helpers.fixed_calls import CASES, ROLES, Fixed, FixedCall, Result, assert_same, result_of
+from tests.helpers.fixed_calls import CASES, ROLES, Fixed, FixedCall, assert_same, result_of
+from tests.suite.cases import expected, trained
 from tests.suite.covering import cells
 
 pytestmark = [pytest.mark.filterwarnings("ignore::dboost.DriftWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-@cache
-def trained(name: str) -> Booster:
-    fixed = CASES[name]
-    return FixedCall(fixed.earlier, Path(), fixed=fixed).train()
-
-
-@cache
-def expected(name: str) -> Result:
-    return result_of(trained(name), CASES[name])
 
 
 def _loaded(name: str, file: Path) -> Booster:
@@ -56,24 +45,33 @@ def _by_command(name: str, folder: Path) -> Booster:
     if start is not None:
         start.save(folder / "start.json")
         argv += ["--start-from", str(folder / "start.json")]
+    argv += ["--group", rows.pop("group")] if "group" in rows else []
     for option, value in {**keywords, **{role: rows[role] for role in ROLES if role in rows}}.items():
         argv += [] if option == "progress" else ["--set", f"{option}={'none' if value is None else json.dumps(value)}"]
     assert main(argv) == 0
     return dboost.load(folder / "model.json")
 
 
-def _by_estimator(name: str, folder: Path) -> Booster:
+def _by_estimator(name: str, folder: Path, **more: Any) -> Booster:
     call = FixedCall(None, folder, fixed=CASES[name])
     rows, keywords = call.rows(), call.keywords()
     frame, features = rows["data"], keywords.pop("features")
     kind = dboost.DBoostClassifier if trained(name).classes_ is not None else dboost.DBoostRegressor
     roles = {role: frame[rows[role]] for role in ROLES if role in rows}
+    if "eval_set" in keywords:
+        held_out = keywords.pop("eval_set")
+        of_roles = (held_out[rows[role]] if role in rows else None for role in ("sample_weight", "offset"))
+        roles["eval_set"] = (held_out[features], held_out[rows["target"]], *of_roles)
     keywords = {option: value for option, value in keywords.items() if option != "progress"}
-    return (
-        kind(random_state=keywords.pop("random_state", 0), **keywords)
-        .fit(frame[features], frame[rows["target"]], **roles)
-        .booster_
-    )
+    estimator = kind(random_state=keywords.pop("random_state", 0), **keywords, **more)
+    for n in (keywords["max_iter"] // 2, keywords["max_iter"]) if more else (keywords["max_iter"],):
+        estimator.set_params(max_iter=n).fit(frame[features], frame[rows["target"]], **roles)
+    return estimator.booster_
+
+
+def _by_warm_start(name: str, folder: Path) -> Booster:
+    """Train half of the iterations, then all of them with the same estimator."""
+    return _by_estimator(name, folder, warm_start=True)
 
 
 def _is_text(fixed: Fixed) -> bool:
@@ -87,8 +85,8 @@ def _is_text(fixed: Fixed) -> bool:
 
 
 def _is_of_an_estimator(fixed: Fixed) -> bool:
-    others = {"eval_set", "validation_fraction", "early_stopping_rounds", "eval_metric", "boosting", "features"}
-    return fixed.first is None and not others & set(fixed.options)
+    others = {"group", "validation_fraction", "early_stopping_rounds", "eval_metric", "boosting", "features"}
+    return fixed.first is None and not others & set(fixed.options) and not isinstance(fixed.options.get("eval_set"), dict)
 
 
 class Way(NamedTuple):
@@ -105,6 +103,9 @@ WAYS: dict[str, Way] = {
     "continue_on": Way(_last_of_chunks, lambda fixed: not fixed.refits),
     "a command": Way(_by_command, _is_text, is_read=True),
     "an estimator": Way(_by_estimator, _is_of_an_estimator),
+    "a warm start": Way(
+        _by_warm_start, lambda fixed: _is_of_an_estimator(fixed) and not {"arcbites", "keep_summary"} & fixed.options.keys()
+    ),
 }
 SQUARE = [(way, name) for way in WAYS for name, fixed in CASES.items() if WAYS[way].can(fixed)]
 

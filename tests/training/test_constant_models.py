@@ -18,7 +18,6 @@ from dboost.losses import by_name
 from dboost.params import Parameters
 from dboost.training.target_stats import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
-from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -99,22 +98,6 @@ def test_ada_boost_learns() -> None:
     assert regressor.score(X, Y) > 0.7
 
 
-@pytest.mark.slow
-def test_small_weights_give_the_same_model_everywhere(client: Client) -> None:
-    weight = RNG.uniform(0.0, 2.0 / N, N)
-    here = fit(Y, weight)
-    table = FRAME.assign(y=Y, w=weight)
-    cuts = [table[:250], table[250:300], table[300:]]
-    with dboost.prepare(table, "y", sample_weight="w") as prepared:
-        assert dboost.fit(prepared, **FEW).sha256 == here.sha256
-    import dask.dataframe as dd
-
-    frame = dd.from_map(lambda part: part, cuts)
-    for limit in (None, "64MiB"):
-        there = dboost.fit(frame, "y", sample_weight="w", client=client, memory_limit=limit, **FEW)
-        assert there.sha256 == here.sha256
-
-
 # Targets of any scale.
 
 
@@ -181,32 +164,6 @@ def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any)
         found.append([one.predict(FRAME) / factor for one in (first, second, refitted)])
     for usual, other in zip(*found, strict=True):
         assert np.array_equal(usual, other)
-
-
-@pytest.mark.slow
-def test_targets_of_every_scale_give_the_same_model_everywhere(client: Client) -> None:
-    import dask.dataframe as dd
-
-    table = FRAME.assign(y=Y * 1e-200)
-    here = dboost.fit(table, "y", loss="huber", **FEW)
-    frame = dd.from_map(lambda part: part, [table[:250], table[250:]])
-    for options in ({"client": client}, {"client": client, "memory_limit": "64MiB"}):
-        assert dboost.fit(frame, "y", loss="huber", **FEW | options).sha256 == here.sha256
-    with dboost.prepare(table, "y") as prepared, dboost.prepare(frame, "y", client=client) as there:
-        assert dboost.fit(prepared, loss="huber", **FEW).sha256 == here.sha256
-        assert dboost.fit(there, loss="huber", **FEW).sha256 == here.sha256
-
-
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("options", [{}, {"arcbites": {"n_bites": 2, "trees_per_visit": 2}}], ids=["all rows", "arcbites"])
-def test_targets_of_every_scale_are_streamed(options: dict[str, Any], tmp_path: Any, tune: Tune) -> None:
-    table = FRAME.assign(y=Y * 1e-200)
-    settings: dict[str, Any] = FEW | {"loss": "huber"} | options
-    here = dboost.fit(table, "y", **settings)
-    dboost.prepare(table, "y", path=tmp_path / "set")
-    tune(resident_rows=0, block_rows=64)
-    for data in ({"data": table, "target": "y"}, {"data": dboost.Dataset(tmp_path / "set")}):
-        assert dboost.fit(**data, memory_limit="64MiB", **settings).sha256 == here.sha256
 
 
 # The warning.

@@ -81,34 +81,12 @@ def test_losses_go_on(loss: str) -> None:
     assert new.history["train_loss"].iloc[-1] < new.history["train_loss"].iloc[0]
 
 
-def test_a_loss_of_ones_own_goes_on(tmp_path: Path) -> None:
-    class LogCosh(dboost.losses.Loss):
-        def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-            return np.log(np.cosh(raw - y))
-
-        def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-            return np.tanh(raw - y)
-
-        def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-            return 1 - np.tanh(raw - y) ** 2
-
-    old = first("y", loss=LogCosh())
-    new = dboost.fit(NEW, "y", start_from=old, max_iter=3)
-    assert isinstance(new.loss, LogCosh)
-    old.save(tmp_path / "model.json")
-    assert dboost.fit(NEW, "y", start_from=tmp_path / "model.json", max_iter=3) == new
-
-
-def test_from_a_file_or_from_memory(tmp_path: Path) -> None:
+def test_from_a_file(tmp_path: Path) -> None:
     old = first()
     old.save(tmp_path / "model.json")
     new = dboost.fit(NEW, "late", start_from=old, max_iter=3)
-    for place in (tmp_path / "model.json", str(tmp_path / "model.json"), f"file://{tmp_path}/model.json"):
-        assert dboost.fit(NEW, "late", start_from=place, max_iter=3).sha256 == new.sha256
-    new.save(tmp_path / "new.json")
-    loaded = dboost.load(tmp_path / "new.json")
-    assert loaded.sources == new.sources
-    assert loaded == new
+    for place in (str(tmp_path / "model.json"), f"file://{tmp_path}/model.json"):
+        assert dboost.fit(NEW, "late", start_from=place, max_iter=3) == new
 
 
 def test_bins_may_be_kept() -> None:

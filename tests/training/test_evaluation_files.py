@@ -83,13 +83,6 @@ def test_rows_that_a_metric_keeps_are_not_overwritten(made: list[str], target: s
     assert made == ["eval"]
 
 
-def test_models_are_cut_back_in_files_too(made: list[str]) -> None:
-    bites = dboost.ArcBites(3, visits=2, early_stopping_rounds=1)
-    booster = same("late", OTHER, arcbites=bites, max_iter=12, learning_rate=0.8, min_samples_leaf=5)
-    assert booster.n_iter_ < len(booster.history), "nothing was cut back"
-    assert made == ["eval"]
-
-
 def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
     with pytest.raises(
         dboost.DataError, match="evaluation set 'eval': the target holds a class that the training target has not"
