@@ -164,8 +164,8 @@ def fit(
         `drift`, path-dependent Shapley values, partial dependence without data and ``continue_bins="kept"`` are not possible.
     **parameters
         Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
-        ("lossguide" or "depthwise") of `growth`, `min_split_gain` of `min_gain`, and `leaf_estimation` of `step`. A parameter
-        and its alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
+        ("lossguide" or "depthwise") of `growth`, and `leaf_estimation` of `step`. A parameter and its
+        alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
         rate for each. ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows
         of `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and
         `early_stopping_rounds` change that. Give an `eval_set` of later rows if the model will predict later rows than it
@@ -253,7 +253,7 @@ def fit(
     if refit:
         rows = rows.for_two_fits()
     fitted = rows.fit(request)
-    booster = trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model)
+    booster = trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model, rows.data)
     booster.target_name = target if isinstance(target, str) else None
     return booster
 

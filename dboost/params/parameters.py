@@ -662,7 +662,6 @@ class TreeParameters(TypedDict, total=False):
     l1_regularization: float
     leaf_penalty: float
     min_gain: float
-    min_split_gain: float | None
     subsample: float
     influence_trimming: float | None
     max_features: float | str

@@ -62,7 +62,6 @@ SHOWN_ALIASES: dict[str, Alias] = {
     "init_model": Alias("start_from"),
     "continue_steps": Alias("continue_steps", {"shrunk": "damped"}, True),
     "grow_policy": Alias("growth", {"lossguide": "best_first", "depthwise": "depth_wise"}),
-    "min_split_gain": Alias("min_gain"),
     "leaf_estimation": Alias("step"),
 }
 #: All aliases of the functions that train and of the constructor of the estimators, by their names.
@@ -134,7 +133,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sampling_method": ("uniform",), "validate_parameters": (True,),
     "validate_features": (True,), "scale_pos_weight": (1,), "is_unbalance": (False,), "colsample_bytree": (1,),
     "colsample_bylevel": (1,), "feature_fraction": (1,), "rsm": (1,), "bagging_freq": (1,), "subsample_freq": (1,),
-    "gamma": (0,), "min_split_loss": (0,), "min_gain_to_split": (0,), "allow_writing_files": (False,),
+    "gamma": (0,), "min_split_loss": (0,), "min_gain_to_split": (0,), "min_split_gain": (0,), "allow_writing_files": (False,),
     "use_best_model": (True,), "stratified": (True,), "shuffle": (True,), "as_pandas": (True,), "pred_leaf": (False,),
     "pred_contrib": (False,), "pred_contribs": (False,), "pred_interactions": (False,), "strict_shape": (False,),
     "training": (False,), "min_samples_split": (2,), "min_weight_fraction_leaf": (0,), "min_impurity_decrease": (0,),
@@ -199,7 +198,7 @@ HINTS = _hints({
         "eval_class_weight eval_init_score base_margin_eval_set eval_X eval_y eval_group eval_qid test test_data valid_data "
         "valid_data_file test_data_file valid_filenames X_val y_val sample_weight_val offset_val validation_fraction",
     f"give leaf_penalty: {_GAIN}, so gamma=2 is leaf_penalty=1": "gamma min_split_loss",
-    f"give min_gain: {_GAIN}, so min_gain_to_split=2 is min_gain=1": "min_gain_to_split",
+    f"give min_gain: {_GAIN}, so min_split_gain=2 is min_gain=1": "min_split_gain min_gain_to_split",
     f"give offset: {_OFFSET}": "init_score base_margin baseline base_score boost_from_average init",
     _GBDT:
         "booster boost sampling_method data_sample_strategy bootstrap_type "
