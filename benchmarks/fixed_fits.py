@@ -228,12 +228,12 @@ def digests_of(booster: dboost.Booster, rows: Any, folder: Path) -> dict[str, st
         An existing folder, for the model's files.
     """
     predictions = {
-        "raw": booster.predict(rows, raw_score=True),
-        "prediction": booster.predict(rows),
+        "raw": booster.predict(rows, raw_score=True, offset=False),
+        "prediction": booster.predict(rows, offset=False),
         "leaves": booster.apply(rows),
     }
     if booster.classes_ is not None:
-        predictions["probability"] = booster.predict_proba(rows)
+        predictions["probability"] = booster.predict_proba(rows, offset=False)
     history = booster.history
     found = {name: digest(np.asarray(value)) for name, value in predictions.items()}
     found["trees"] = digest(booster.to_frame())

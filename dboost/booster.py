@@ -11,9 +11,12 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,13 +25,13 @@ from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import is_lazy, is_path, predictions_like
-from dboost.data.output.predict_io import filtered, offsets_of
+from dboost.data.output.predict_io import filtered, offset_of_rows, offsets_of
 from dboost.dataset import Dataset
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.files.atomic_write import write_whole
 from dboost.files.filesystem import without_query
 from dboost.files.path_text import path_text
-from dboost.input_data import input_of
+from dboost.input_data import input_of, is_dataset
 from dboost.kernels.threads import available_threads
 from dboost.losses import BaseLoss, Loss
 from dboost.model import model_file
@@ -44,7 +47,6 @@ from dboost.params import (
     serves_peer_names,
 )
 from dboost.params.peer_names import unknown_attribute
-from dboost.prepared.dataset_files import is_prepared
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -131,6 +133,7 @@ class Booster:
         #: Name of the target's column that the fit was given; None for other targets, and for models that were loaded: their
         #: files do not contain it.
         self.target_name: str | None = None
+        self._trained_on: Callable[[], Any] = _nothing
 
     # Attributes.
 
@@ -266,7 +269,9 @@ class Booster:
             Default: all processors for data in memory, one per partition for Dask.
         offset : str, or one number per row, optional
             Where raw scores start, as in `dboost.fit` (log exposure, for example); added to the sum of the trees. The name of a
-            column, or for data in memory the values. Default: 0.
+            column, or for data in memory the values. Default: the column that the model was trained with, if it was given by
+            its name. If the rows do not have it, they start at 0, with a warning; with False they do so without one. All
+            functions that score rows do the same.
         filter : pyarrow.compute.Expression or polars.Expr, optional
             Rows to predict, as in `dboost.fit`; there are no predictions of the others. Default: all rows.
 
@@ -357,7 +362,8 @@ class Booster:
             `feature_names_in_` (fastest, if no feature is categorical); a list or tuple in that order; or a mapping by name,
             which may have more entries. It returns what the method returns for the same rows, to the last bit: for one row a
             scalar, or an array of the classes' scores or probabilities, of loc and scale, or of the bounds. `offset` is a
-            number, or one for each row. Several threads may call it at once. It can be pickled.
+            number, or one for each row; default: as in `predict`, from a mapping. Several threads may call it at once. It can
+            be pickled.
 
         Raises
         ------
@@ -432,15 +438,26 @@ class Booster:
         >>> booster.calibrate(held_out, "price", coverage=0.9)                  # doctest: +SKIP
         >>> booster.predict_interval(new_rows)                                  # doctest: +SKIP
         """
-        if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
+        if sample_weight is None and filter is None and self._is_trained_on(data):
+            warn(
+                "these are the rows that the model was trained on: margins are too small for other rows then; calibrate with "
+                "rows that were held out"
+            )
+        if is_dataset(data):
             options = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
             return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, options)
         target = self.target_name if target is None else target
         if target is None:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         data = data if filter is None else filtered(data, filter, self.features)
-        rows = calibration.GivenRows(data, target, sample_weight, offset)
+        rows = calibration.GivenRows(data, target, sample_weight, self._offset_of(data, offset))
         return self.set_calibration(calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads))
+
+    def _is_trained_on(self, data: Any) -> bool:
+        trained_on = self._trained_on()
+        if isinstance(trained_on, str):
+            return isinstance(data, str | Path) and str(data) == trained_on
+        return trained_on is not None and data is trained_on
 
     def _calibrated_on(self, data: Dataset, coverage: float, client: Any, given: dict[str, Any]) -> Self:
         """Return the model calibrated with the rows of a data set. given : arguments that a data set does not take."""
@@ -499,7 +516,7 @@ class Booster:
         column = None if margins.by is None else LevelColumn.of(self.features, margins.by, margins.levels)
         features = self.features if column is None or column.is_feature else (*self.features, column.feature)
         function = partial(self._intervals, margins, column, _threads_for(X, n_threads))
-        return self._map_rows(X, function, COLUMNS, np.float64, offset, features)
+        return self._map_rows(X, function, COLUMNS, np.float64, self._offset_of(X, offset), features)
 
     def _intervals(
         self, margins: Calibration, column: LevelColumn | None, n_threads: int | None, block: np.ndarray,
@@ -762,6 +779,8 @@ class Booster:
             If columns or target do not match the model, or a numeric feature holds an infinite value.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
+        if not is_dataset(data):
+            offset = self._offset_of(data, offset)
         rows = input_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)
         check_order_of_targets(rows.roles.get("target"), self.outputs.loss)
         return self._derived(
@@ -832,8 +851,8 @@ class Booster:
         if isinstance(data, bool):
             raise ParameterError(f"the second argument of importance is data: write importance({kind!r}, per_class={data})")
         options = {
-            "data": data, "target": target, "sample_weight": sample_weight, "offset": offset, "metric": metric,
-            "n_repeats": n_repeats, "random_state": random_state, "n_threads": n_threads,
+            "data": data, "target": target, "sample_weight": sample_weight, "offset": self._offset_of(data, offset),
+            "metric": metric, "n_repeats": n_repeats, "random_state": random_state, "n_threads": n_threads,
         }  # fmt: skip
         chosen = {name: value for name, value in options.items() if value is not None}
         return importance.importance(self.ensemble, kind, per_class, chosen)
@@ -959,7 +978,8 @@ class Booster:
         """
         return dependence.partial_dependence(
             self.ensemble, *dependence.in_order(data, features), kind=kind, grid=grid, scale=scale, centered=centered,
-            max_rows=max_rows, roles=row_functions.ScoringRoles(sample_weight, offset), n_threads=n_threads,
+            max_rows=max_rows, n_threads=n_threads,
+            roles=row_functions.ScoringRoles(sample_weight, self._offset_of(data, offset)),
         )  # fmt: skip
 
     @accepts_names_of_trees
@@ -1187,14 +1207,14 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
+        rows = self._evaluated(data, target, sample_weight, offset)
         return performance.draw_calibration(rows, output, n_bins, ax)
 
     def plot_lift(
         self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, output: Any = None, ax: Any = None
     ) -> Any:
         """Plot the fraction of a class that the most probable rows contain; parameters as of `plot_calibration`."""
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
+        rows = self._evaluated(data, target, sample_weight, offset)
         return performance.draw_lift(rows, output, ax)
 
     def plot_residuals(self, data: Any, target: Any, *, offset: Any = None, ax: Any = None) -> Any:
@@ -1204,7 +1224,7 @@ class Booster:
         ----------
         data, target, offset : as in `dboost.fit`
         """
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, offset=offset)
+        rows = self._evaluated(data, target, None, offset)
         return performance.draw_residuals(rows, target, ax)
 
     def plot_coverage(
@@ -1228,10 +1248,12 @@ class Booster:
             If the model has not been calibrated.
         """
         by = None if self.calibration is None else self.calibration.by
+        offset = self._offset_of(data, offset)
         data = row_functions.rereadable_rows(data, self.ensemble, target, sample_weight, offset, by)
-        bounds = self.predict_interval(data, offset=offset)
+        no_offset = False if offset is None else offset
+        bounds = self.predict_interval(data, offset=no_offset)
         bounds = np.asarray(bounds.compute() if hasattr(bounds, "compute") else bounds, np.float64)
-        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, offset)
+        rows = self._evaluated(data, target, sample_weight, no_offset)
         return performance.draw_coverage(rows, bounds, n_bins, ax)
 
     def report(
@@ -1270,7 +1292,7 @@ class Booster:
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
-        page.write(self, path, data, target, row_functions.ScoringRoles(sample_weight, offset), card)
+        page.write(self, path, data, target, row_functions.ScoringRoles(sample_weight, self._offset_of(data, offset)), card)
 
     # Exports.
 
@@ -1375,7 +1397,15 @@ class Booster:
     def _through(self, X: Any, form: OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         iterations = self._iterations(iteration_range)
         function = partial(self._finished, form.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
-        return self._map_rows(X, function, form.columns, form.dtype, offset)
+        return self._map_rows(X, function, form.columns, form.dtype, self._offset_of(X, offset))
+
+    def _offset_of(self, data: Any, offset: Any) -> Any:
+        if isinstance(data, row_functions.Block):
+            return offset  # it has its own
+        return offset_of_rows(data, offset, self.ensemble.offset_name)
+
+    def _evaluated(self, data: Any, target: Any, sample_weight: Any, offset: Any) -> row_functions.EvaluatedRows:
+        return row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, self._offset_of(data, offset))
 
     def _predict_rows(self, form: OutputForm, iterations: Range, X: Any, offset: Any) -> Any:
         """Predict a table in memory in this thread, for `predictor`."""
@@ -1391,9 +1421,10 @@ class Booster:
         return predict_through(X, function, features=read, named=self.ensemble.named, names=names, dtype=dtype, offset=offset)
 
     def _staged(self, X: Any, form: OutputForm, n_threads: int | None, offset: Any) -> Iterator[Any]:
+        offset = self._offset_of(X, offset)
         if is_path(X) or is_lazy(X):
             for iteration in range(self.n_iter_):
-                yield self._through(X, form, (0, iteration + 1), n_threads, offset)
+                yield self._through(X, form, (0, iteration + 1), n_threads, False if offset is None else offset)
         else:
             values = offsets_of(X, offset, self.features, self.ensemble.named)
             blocks = FeatureBlocks(X, self.features, self.ensemble.named)
@@ -1519,14 +1550,24 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
     return Booster(lightgbm_import.from_lightgbm(model, dict(levels or {})))
 
 
-def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None) -> Booster:
-    """Return the model of a fit, which may have continued another one."""
+def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None, data: Any = None) -> Booster:
+    """Return the model of a fit, which may have continued another one.
+
+    data : what the user gave to train on, which `Booster.calibrate` recognizes.
+    """
     history = fitted.history if continued is None else continued.history_with(fitted.history)
     losses = parameters.loss if isinstance(parameters.loss, tuple) else (parameters.loss,)
     custom = tuple(loss for loss in losses if not isinstance(loss, str))
     loss = custom[0] if len(custom) == 1 else custom or None
     notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
-    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
+    booster = Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
+    with suppress(TypeError):  # of a list; paths are not referenced weakly
+        booster._trained_on = partial(str, data) if isinstance(data, str | Path) else weakref.ref(data)
+    return booster
+
+
+def _nothing() -> None:
+    """What a model was trained on that has been loaded."""
 
 
 def intervals_of_folds(
@@ -1536,7 +1577,7 @@ def intervals_of_folds(
     first = boosters[0]
     X = X if filter is None else filtered(X, filter, first.features)
     function = partial(_intervals_of_folds, boosters, selection, _threads_for(X, n_threads))
-    return first._map_rows(X, function, COLUMNS, np.float64, offset)
+    return first._map_rows(X, function, COLUMNS, np.float64, first._offset_of(X, offset))
 
 
 def _intervals_of_folds(

@@ -63,7 +63,7 @@ def input_of(
     ParameterError
         If a client or workers are given for data that only this process may train on.
     """
-    if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
+    if is_dataset(data):
         if filter is not None:
             raise ParameterError("filter belongs to dboost.prepare: the data set was prepared before")
         prepared = data if isinstance(data, Dataset) else Dataset(data)
@@ -192,3 +192,8 @@ class PreparedInput:
 
     def _check(self, given: dict[str, Any]) -> None:
         check_same(self.data.settings, self.data._name, given)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether data are a `Dataset`, or the path of one."""
+    return isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data))

@@ -434,7 +434,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`
             before = getattr(self, "_before", {}) if start.is_own else {}
-        self._set_model(trained(fitted, request.parameters, start.model))
+        self._set_model(trained(fitted, request.parameters, start.model, X))
         if _has_unknown_names(X):
             self._set_features_of(self.booster_)
         self._set_names = (*sets, HELD_OUT, WATCHED)

@@ -136,6 +136,12 @@ class Ensemble:
         return replace(self, trees=trees, averages=False)
 
     @property
+    def offset_name(self) -> str | None:
+        """Name of the column that raw scores of the last source's rows started at; None without, or if values were given."""
+        name: str | None = self.sources[-1].get("offset") if self.sources else None
+        return name
+
+    @property
     def outputs(self) -> Outputs:
         """What the raw scores stand for."""
         return outputs_of(self.n_outputs, self.loss, self.classes, self.classes_dtype)

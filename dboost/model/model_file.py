@@ -412,6 +412,7 @@ _SOURCE: Shape = {
     "last_iteration": Within(0),
     "parameters?": _PARAMETERS,
     "data_digest?": (str, None),
+    "offset?": str,
     "unexplained_loss?": (float, None),
     "steps?": _PARAMETERS,
     "learning_rates?": [float],  # of the iterations, if they differ

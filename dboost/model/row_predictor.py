@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
+from dboost.data.output.predict_io import warn_of_missing_offset
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.predict import predict_rows
 from dboost.model.ensemble import Ensemble, Range, averaged, traversal_forest
@@ -62,14 +63,17 @@ class RowPredictor:
         self._start = self._baseline if self._n_averaged is None else np.zeros_like(self._baseline)
         self._finish, self._predict, self._origin = finish, predict, origin
         self._width, self._offset_outputs = len(ensemble.features), ensemble.outputs.offset_outputs
+        self._offset_name = ensemble.offset_name
         self._names = [feature.name for feature in ensemble.features]
         self._levels = [_Levels.of(feature) for feature in ensemble.features]
         self._takes_arrays = not any(feature.is_categorical for feature in ensemble.features)
 
     def __call__(self, row: Any, *, offset: Any = None) -> Any:
         """Predict; see `Booster.predictor`."""
-        if offset is not None:
-            offset = _numbers(offset)
+        if offset is None and self._offset_name is not None:
+            offset = self._remembered(row)
+        has_none = offset is False
+        offset = None if offset is None or has_none else _numbers(offset)
         if self._takes_arrays and type(row) is np.ndarray and row.dtype.kind in "fiub":
             matrix: np.ndarray | None = np.ascontiguousarray(row, np.float64)
             if not row.flags.behaved:  # read-only or unaligned: another type for Numba, which would compile
@@ -77,7 +81,7 @@ class RowPredictor:
         else:
             matrix = self._encoded(row)
         if matrix is None or not 1 <= matrix.ndim <= 2 or matrix.shape[-1] != self._width:
-            return self._by_predict(row, offset)
+            return self._by_predict(row, False if has_none else offset)
         is_row = matrix.ndim == 1
         if is_row:
             matrix = matrix.reshape(1, -1)
@@ -93,6 +97,13 @@ class RowPredictor:
         if values.dtype.kind == "U":
             values = values.astype(object)
         return values[0] if is_row else values
+
+    def _remembered(self, row: Any) -> Any:
+        """Return the offset in a row by the name that the model was trained with; False, with a warning, if it is not there."""
+        if isinstance(row, Mapping) and self._offset_name in row:
+            return row[self._offset_name]
+        warn_of_missing_offset(str(self._offset_name))
+        return False
 
     def __reduce__(self) -> tuple[Callable[..., RowPredictor], tuple[Any, ...]]:
         return self._origin

@@ -18,6 +18,7 @@ interpolated, and of amounts that are often zero they are so wrong that equal po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,10 +31,13 @@ from dboost.errors import DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
+from dboost.schema import Feature
 from dboost.session.table_rows import BatchRows
 
 #: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000
+#: Number of rows from which on a different category in each of them is no chance.
+LEAST_IDS = 50
 #: Maximal number of names in a warning.
 _MOST_NAMES = 5
 
@@ -91,6 +95,18 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
     summary = Summary.from_dict(model.sources[source]["summary"], len(model.features), model.n_outputs)
     is_last = source in (-1, len(model.sources) - 1)
     return summary if is_last else replace(summary, scores=())
+
+
+def warn_of_ids(features: Sequence[Feature], sample: ReferenceSample) -> None:
+    """Warn of categorical features that have a different level in each row of the sample."""
+    for feature, values in zip(features, sample.values.T, strict=False):  # a sample of no rows has no columns
+        if feature.categories is not None:
+            present = values[~np.isnan(values)]
+            if len(present) >= LEAST_IDS and len(np.unique(present)) == len(present):
+                warn(
+                    f"feature {feature.name!r} has a different category in each row, as ids have: trees learn nothing from it "
+                    "about other rows; leave it out, with features=… or by dropping the column"
+                )
 
 
 def damped_steps(asked: Parameters, learning: Parameters) -> str:

@@ -31,7 +31,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.arcbite_rows import bites_with_rows
 from dboost.session.fit_records import Chosen
-from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
+from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
 from dboost.session.sessions import Sessions, of_roles
@@ -356,9 +356,12 @@ def observed(plan: FitPlan) -> Iterator[Watch]:
 
 
 def announce(plan: FitPlan, n_iterations: int) -> None:
-    """Begin the progress display; say how steps are damped, and warn of drift, if a model is continued on other data."""
+    """Begin the progress display and warn of ids; of a model that is continued on other data say how steps are damped, and warn
+    of drift."""
     warm_start, bar = plan.warm_start, plan.request.progress
     bar.begin(n_iterations)
+    if warm_start.model is None and plan.reference is not None:
+        warn_of_ids(plan.binning.features, plan.reference)
     if warm_start.is_new_source and warm_start.model is not None and not warm_start.resumes:
         if plan.damping:
             _log.info(plan.damping)

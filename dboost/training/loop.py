@@ -340,6 +340,9 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
     }
+    offset = loop.plan.request.roles.get("offset")
+    if isinstance(offset, str) and len(empty.classes or ()) <= 2:  # the name of a column; of more classes it has no effect
+        source["offset"] = offset
     if warm_start.is_new_source:
         source |= loop.plan.damping_notes
     source = with_rates(source, loop.rates_until(len(trees) // k))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
@@ -499,3 +500,22 @@ def test_predictors_refuse_intervals_that_they_do_not_know(model: dboost.Booster
         fresh(model).calibrate(HELD_OUT, "y").predictor("interval", (0, 1))
     with pytest.raises(ParameterError, match="the margins of the model depend on the column 'route', which predictor"):
         fresh(model).calibrate(HELD_OUT, "y", by="route").predictor("interval")
+
+
+def test_rows_of_training_are_recognized(tmp_path: Path) -> None:
+    """Their residuals are too small."""
+    rows = TRAIN[["x", "y"]]
+    path = str(tmp_path / "rows.parquet")
+    rows.to_parquet(path)
+    with dboost.prepare(rows, "y") as prepared:
+        for data in (rows, dd.from_pandas(rows, npartitions=2), path, prepared):
+            target = {} if data is prepared else {"target": "y"}
+            trained = dboost.fit(data, **target, max_iter=2, progress=False)
+            with pytest.warns(UserWarning, match="these are the rows that the model was trained on"):
+                trained.calibrate(data, **target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained.calibrate(rows.copy(), "y")
+        dboost.fit(TRAIN, "y", features=["x"], sample_weight="w", max_iter=2).calibrate(
+            TRAIN, "y", sample_weight=(TRAIN["w"] == 0) * 1.0
+        )

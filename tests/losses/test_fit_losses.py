@@ -127,7 +127,7 @@ def test_exposure() -> None:
     frame["count"] = rng.poisson(np.exp(SIGNAL) * span)
     booster = dboost.fit(frame, "count", loss="poisson", offset="log_span", max_iter=60, eval_set=frame)
     assert "log_span" not in booster.feature_names_in_
-    rate = booster.predict(frame)
+    rate = booster.predict(frame, offset=False)
     assert np.corrcoef(np.log(rate), SIGNAL)[0, 1] > 0.9
     value = booster.loss.value(frame["count"].to_numpy(float), (np.log(rate) + np.log(span)).to_numpy()[None]).mean()
     assert booster.history["eval_poisson"].iloc[-1] == pytest.approx(value, rel=1e-9)

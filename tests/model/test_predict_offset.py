@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import dboost
@@ -43,7 +45,7 @@ def test_predictions_are_those_of_training(booster: dboost.Booster) -> None:
         FRAME.claims.to_numpy(float), booster.predict(FRAME, raw_score=True, offset="exposure").to_numpy()[None]
     )
     assert booster.history.train_loss.iloc[-1] == pytest.approx(deviance.mean(), rel=1e-6)
-    np.testing.assert_allclose(found, booster.predict(FRAME) * np.exp(FRAME.exposure))
+    np.testing.assert_allclose(found, booster.predict(FRAME, offset=False) * np.exp(FRAME.exposure))
     assert found.mean() == pytest.approx(FRAME.claims.mean(), rel=0.05)
 
 
@@ -61,7 +63,7 @@ def test_every_kind_of_table(booster: dboost.Booster) -> None:
 
 def test_probabilities_and_classes() -> None:
     model = dboost.fit(FRAME, "late", offset="exposure", features=FEATURES, **SETTINGS)
-    raw = model.predict(FRAME, raw_score=True).to_numpy() + FRAME.exposure.to_numpy()
+    raw = model.predict(FRAME, raw_score=True, offset=False).to_numpy() + FRAME.exposure.to_numpy()
     found = model.predict_proba(FRAME, offset="exposure")
     np.testing.assert_allclose(found["True"], 1 / (1 + np.exp(-raw)))
     np.testing.assert_array_equal(model.predict(FRAME, offset="exposure"), raw > 0)
@@ -211,6 +213,69 @@ def test_every_function_that_scores_rows_takes_offsets(target: str, case: str, f
     if case not in ("dependence, lazy", "lift", "permutation, plot"):  # which scale scores, or do not depend on their level
         with pytest.raises(AssertionError):
             same(found, call(booster, tmp_path))
+
+
+@pytest.mark.parametrize(("target", "case"), [*(("claims", case) for case in NUMBERS), *(("late", case) for case in CLASSES)])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_every_function_that_scores_rows_remembers_the_column(target: str, case: str, tmp_path: Path) -> None:
+    loss = "poisson" if target == "claims" else "log_loss"
+    options = SETTINGS | {"max_iter": 6, "keep_summary": case != "report"}
+    path = tmp_path / "model.json"
+    dboost.fit(FRAME, target, loss=loss, features=FEATURES, offset="exposure", **options).save(path)
+    booster = dboost.load(path)
+    call = (NUMBERS if target == "claims" else CLASSES)[case]
+    same(call(booster, tmp_path), call(booster, tmp_path, offset="exposure"))
+    sources = ({name: value for name, value in booster.ensemble.sources[0].items() if name != "offset"},)
+    forgetful = dboost.Booster(replace(booster.ensemble, sources=sources))
+    if case != "report":  # which shows the name
+        same(call(booster, tmp_path, offset=False), call(forgetful, tmp_path))
+
+
+#: Rows with the column, and without it.
+TABLES: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "pandas": lambda frame, path: frame,
+    "polars": lambda frame, path: pl.from_pandas(frame),
+    "lazy": lambda frame, path: pl.from_pandas(frame).lazy(),
+    "reader": lambda frame, path: pa.Table.from_pandas(frame, preserve_index=False).to_reader(),
+    "dask": lambda frame, path: dd.from_pandas(frame, npartitions=2),
+    "parquet": lambda frame, path: (frame.to_parquet(path / "rows.parquet"), str(path / "rows.parquet"))[1],
+    "csv": lambda frame, path: (frame.to_csv(path / "rows.csv", index=False), str(path / "rows.csv"))[1],
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_column_is_found_in_every_kind_of_table(booster: dboost.Booster, table: str, tmp_path: Path) -> None:
+    def values(rows: Any) -> np.ndarray:
+        predicted = booster.predict(rows)
+        predicted = predicted.read_all()["prediction"] if hasattr(predicted, "read_all") else predicted
+        return np.asarray(predicted.compute() if hasattr(predicted, "compute") else predicted)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        np.testing.assert_array_equal(values(TABLES[table](FRAME, tmp_path)), booster.predict(FRAME, offset="exposure"))
+    with pytest.warns(UserWarning, match="offset='exposure', a column that these rows do not have") as caught:
+        without = values(TABLES[table](FRAME[FEATURES], tmp_path))
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(without, booster.predict(FRAME, offset=False))
+
+
+def test_rows_of_a_predictor_have_the_remembered_offset(booster: dboost.Booster) -> None:
+    predictor, row = booster.predictor(), FRAME.iloc[3]
+    assert predictor(row[[*FEATURES, "exposure"]].to_dict()) == booster.predict(FRAME)[3]
+    rates = [predictor(row[FEATURES].to_dict(), offset=False), predictor(row[FEATURES].to_list(), offset=False)]
+    for values in (row[FEATURES].to_dict(), row[FEATURES].to_numpy(float), row[FEATURES].to_list(), [*row[FEATURES], None][:3]):
+        with pytest.warns(UserWarning, match="a column that these rows do not have"):
+            rates.append(predictor(values))
+    assert rates == [booster.predict(FRAME, offset=False)[3]] * 6
+
+
+def test_values_and_offsets_without_effect_are_not_remembered() -> None:
+    values = dboost.fit(FRAME, "claims", loss="poisson", features=FEATURES, offset=FRAME.exposure, max_iter=1, progress=False)
+    assert "offset" not in values.ensemble.sources[0]
+    frame = FRAME.assign(kind=np.arange(N) % 3)
+    with pytest.warns(UserWarning, match="offset has no effect"):
+        classes = dboost.fit(frame, "kind", loss="log_loss", features=FEATURES, offset="exposure", max_iter=1, progress=False)
+    assert "offset" not in classes.ensemble.sources[0]
 
 
 @pytest.mark.parametrize(

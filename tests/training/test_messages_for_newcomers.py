@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,18 @@ def test_a_splitter_that_was_not_made() -> None:
 def test_an_empty_path_is_not_the_current_folder() -> None:
     with pytest.raises(dboost.InputTypeError, match="a path or URL is empty"):
         dboost.fit("", "y", max_iter=1)
+
+
+@pytest.mark.parametrize(("distinct", "n", "warns"), [(60, 60, True), (59, 60, False), (40, 40, False)])
+def test_a_column_of_ids_is_named(distinct: int, n: int, warns: bool) -> None:
+    rng = np.random.default_rng(0)
+    ids = [f"order {k % distinct}" for k in range(n)]
+    frame = pd.DataFrame({"id": ids, "x": rng.normal(size=n), "y": rng.normal(size=n)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        booster = dboost.fit(frame, "y", max_iter=1, progress=False)
+    messages = [str(warning.message) for warning in caught]
+    assert any("feature 'id' has a different category in each row" in message for message in messages) == warns
+    with warnings.catch_warnings():  # few new rows of an old model
+        warnings.simplefilter("error", UserWarning)
+        dboost.fit(frame, "y", max_iter=1, progress=False, start_from=booster)

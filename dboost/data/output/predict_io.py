@@ -8,7 +8,7 @@ values only for tables in memory and streams. Predictions for Dask collections a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.partition import role_column
 from dboost.data.kinds.predictor import Predictor, feature_block
-from dboost.data.kinds.table_kinds import is_path, is_source, is_stream, predictions_like
+from dboost.data.kinds.table_kinds import is_path, is_source, is_stream, names_of_table, predictions_like
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
 from dboost.data.sources import Stream
 from dboost.data.sources.row_filter import RowFilter
-from dboost.errors import DataError, InputTypeError
+from dboost.errors import DataError, InputTypeError, warn
 from dboost.schema import Feature
 
 
@@ -108,6 +108,45 @@ def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = Non
             return paths.open_path(data, features, row_filter=row_filter)
         return dask_collections.filtered(data, row_filter)
     return stream_to_predict(data, row_filter) if is_stream(data) else row_filter.rows_of(data)
+
+
+def offset_of_rows(data: Any, offset: Any, remembered: str | None) -> Any:
+    """Return the offset that rows have: what the caller gives (False: none), else the column that the model was trained with,
+    if the rows have it; None without. If they do not have it, warn.
+
+    remembered : `Ensemble.offset_name`.
+    """
+    if offset is False:
+        return None
+    if offset is not None or remembered is None or data is None:
+        return offset
+    if remembered in _names_of(data):
+        return remembered
+    warn_of_missing_offset(remembered)
+    return None
+
+
+def warn_of_missing_offset(name: str) -> None:
+    """Warn that rows do not have the offset that the model was trained with."""
+    warn(
+        f"the model was trained with offset={name!r}, a column that these rows do not have, so their raw scores start at 0: "
+        "give offset=…, or offset=False for this result without a warning"
+    )
+
+
+def _names_of(data: Any) -> Collection[str]:
+    """Return the names of a table's columns; nothing for arrays, and for streams that do not know them."""
+    names = names_of_table(data)
+    if names is not None:
+        return names
+    if isinstance(data, Stream):
+        return data.names
+    if is_path(data):
+        from dboost.data.sources.paths import open_source
+
+        return open_source(data).names
+    schema = getattr(data, "schema", None)
+    return getattr(schema, "names", ())
 
 
 def offsets_of(data: Any, offset: Any, features: Sequence[Feature], named: bool) -> np.ndarray | None:
