@@ -170,7 +170,6 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"interaction_constraints": [["a"], ["b"]]}, {"interaction_cst": [["a"], ["b"]]}),
     ({"grow_policy": "lossguide"}, {"growth": "best_first"}),
     ({"grow_policy": "depthwise"}, {"growth": "depth_wise"}),
-    ({"min_split_gain": 0.5}, {"min_gain": 0.5}),
     ({"leaf_estimation": "constant"}, {"step": "constant"}),
     ({"categorical_feature": "auto"}, {}),
     ({"nthread": 1, "tree_method": "hist", "missing": np.nan, "device": "cpu", "colsample_bytree": 1.0, "gamma": 0}, {}),
@@ -255,9 +254,9 @@ def test_contradictions() -> None:
     ):
         with pytest.raises(ParameterError, match="n_estimators=3 and max_iter=4 are the same parameter: give one of them"):
             call(n_estimators=3, max_iter=4)
-    for theirs, ours in (("grow_policy", "growth"), ("min_split_gain", "min_gain"), ("leaf_estimation", "step")):
-        given = {"grow_policy": "depthwise", "min_split_gain": 0.5, "leaf_estimation": "constant"}[theirs]
-        other = {"growth": "depth_wise", "min_gain": 0.25, "step": "line_search"}[ours]
+    for theirs, ours in (("grow_policy", "growth"), ("leaf_estimation", "step")):
+        given = {"grow_policy": "depthwise", "leaf_estimation": "constant"}[theirs]
+        other = {"growth": "depth_wise", "step": "line_search"}[ours]
         with pytest.raises(ParameterError, match=f"^{theirs}=.* and {ours}=.* are the same parameter"):
             dboost.fit(X, Y, **{theirs: given, ours: other})
     with pytest.raises(ParameterError, match=r"y=.* and target=.* are the same parameter"):
