@@ -130,7 +130,7 @@ def measure(
 ) -> dict[str, Any]:
     """Train in one way, in this process. given : additional parameters; seconds, most_bytes : after which it is stopped."""
     import dboost
-    from dboost.session.arcbite_rows import bites_of
+    from dboost.session.bites import parts_of
 
     bites, where = WAYS[way]
     options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False} | given
@@ -138,7 +138,7 @@ def measure(
     if where != "files":
         data = pd.concat([pd.read_parquet(file) for file in sorted((folder / "train").glob("*.parquet"))], ignore_index=True)
     if where == "one bite":
-        data = data[bites_of(0, N_BITES, np.arange(len(data))) == 0].reset_index(drop=True)
+        data = data[parts_of(0, N_BITES, np.arange(len(data))) == 0].reset_index(drop=True)
     if where == "files":
         options["memory_limit"] = limit_for(folder / "train")
     if bites is not None:

@@ -1,129 +1,158 @@
-"""Arcbites in a session: the rows of all bites, and the current visit.
+"""Arcbites in a session: random subsets of the rows, of which one at a time is trained on.
 
-A `BiteStore` has the rows of one batch, divided into bites (`session.arcbite_rows`): in memory, or in files in the worker's
-local directory if they exceed the memory limit. It reads the table once, piece by piece, and appends each row to the section of
-its bite. Which bite a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are
-found without an index.
+The rows are divided into *parts*; a bite is one part, or several of them (`ArcBites.parts`). The part of a row is a hash of the
+seed and of the row's number among all training rows. Parts are therefore random subsets of the whole data, however these are
+sorted, divided into partitions or spread over workers, and the rows of a partition that moves to another worker are found
+without an index. If rows belong to groups, it is a hash of the group, so that a part has whole groups.
 
-`SessionBites` has the stores of all batches and the current visit. The client sends the visit's number, its bite, and the
-iterations of the truncated model. A repeated call for the same visit changes nothing. Rows that are loaded later, because
-another worker died, receive the same record when they are built: their scores are updated at the next visit of each bite, or at
-once for the current bite.
+A `BiteStore` has the rows of one batch. It reads the table once, piece by piece, and appends each row to its part: a section of
+a `rows.row_store.RowStore`, in memory or in files. A section has the codes, targets, weights and row ids of its rows, which
+never change, and the scores *as of the start of the last visit*, with the number of iterations that these include. A visit
+adds to the scores the iterations that have been kept since, and trains on a copy. So nothing has to be written back at the end
+of a visit, whether its trees are kept, cut back, or lost with a worker: the next visit adds what is in the model by then. Leaf
+values are added one by one in the order of the trees, which gives exactly the sums that the model's prediction computes.
 
-A session that has all rows of a fit trains on one shard per visit, with all of its threads. A visit first drops the shard and
-the buffers of the previous visit and then builds those of its own bite. So a session needs memory for the store and for one
-bite.
+A session has memory for one bite beside the stores: the rows of a visit are released before those of the next one are read. In
+files, blocks are small enough that the buffers of all sections fit in memory while they are filled in one pass over the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from dboost.rows.row_store import InFiles, RowRange, RowStore
-from dboost.rows.shard_spec import code_fields, rows_that_fit
-from dboost.session.arcbite_rows import (
-    Bite,
-    bite_fields,
-    bite_sizes,
-    block_rows_of,
-    sections_of,
-)
-from dboost.session.fit_records import BiteVisit, BuildSpec
+from dboost.data import RowRoles
+from dboost.rows.block_file import Field
+from dboost.rows.encode import in_ranges
+from dboost.rows.encoded_store import EncodedStore, rows_in_memory
+from dboost.rows.row_sample import BITES, derive_seed, hash_rows
+from dboost.rows.row_store import FieldGroup, InFiles, RowRange, RowStore
+from dboost.rows.shard import columns_among
+from dboost.rows.shard_spec import ShardSpec, code_fields, rows_that_fit
+from dboost.session.fit_records import BuildSpec, SelectedRows
 from dboost.session.memory import Budget
 from dboost.session.table_rows import BatchRows, StartingPiece
+from dboost.trees.apply_trees import add_iterations
 from dboost.trees.fit_trees import FitTree
+from dboost.tuning import tuning
 
+#: Number of rows that are hashed at a time.
+_ROWS_AT_A_TIME = 1 << 20
 #: Number of rows that are encoded at a time, for bites in memory.
 _PIECE_ROWS = 65_536
 Iterations = Sequence[Sequence[FitTree]]
 
 
+def parts_of(seed: int, n_parts: int, row_ids: np.ndarray) -> np.ndarray:
+    """Return the part of each row: int64[n] of 0…n_parts-1, from the global row ids, or the keys of groups (int64[n])."""
+    # The upper half of the hash as a fraction of n_parts.
+    return ((hash_rows(derive_seed(seed, BITES), row_ids) >> np.uint64(32)) * np.uint64(n_parts) >> np.uint64(32)).astype(
+        np.int64
+    )
+
+
+def parts_with_rows(roles: RowRoles, seed: int, n_parts: int) -> np.ndarray:
+    """Return which parts have rows of the groups of some rows: bool[n_parts]."""
+    return np.bincount(parts_of(seed, n_parts, roles.group_keys), minlength=n_parts) > 0
+
+
+def part_sizes(seed: int, n_parts: int, n_rows: int, first: int = 0) -> np.ndarray:
+    """Return the number of rows of each part, for `n_rows` rows numbered from `first` on: int64[n_parts]."""
+    sizes, last = np.zeros(n_parts, np.int64), first + n_rows
+    for begin in range(first, last, _ROWS_AT_A_TIME):
+        row_ids = np.arange(begin, min(begin + _ROWS_AT_A_TIME, last))
+        sizes += np.bincount(parts_of(seed, n_parts, row_ids), minlength=n_parts)
+    return sizes
+
+
 class BiteStore:
-    """The rows of a batch, divided into bites. With `ArcBites.parts` > 1 a visit trains on several of them together.
+    """The rows of a batch, divided into parts.
 
     Parameters
     ----------
     rows : BatchRows
     spec : BuildSpec
-        `n_bites` must be set.
+    n_parts : int
+        `BuildSpec.n_parts`.
     budget : Budget or None
         Memory limit that the rows exceed, so that they are in files; None for memory.
     n_threads : int
     root : Path, optional
         Parent of the files' folder; default: the one of `PrivateDirectory`.
+
+    Attributes
+    ----------
+    spec : BuildSpec
+    selected : SelectedRows or None
+        The rows that are trained on; None before the first visit.
     """
 
     def __init__(
         self,
         rows: BatchRows,
         spec: BuildSpec,
+        n_parts: int,
         budget: Budget | None,
         *,
         n_threads: int,
         root: Path | None = None,
     ) -> None:
-        assert spec.n_bites is not None
-        self._spec, self._n_bites = spec, spec.n_bites
+        self.spec, self._n_parts, self._n_threads = spec, n_parts, n_threads
         self._numbers = rows.numbers
-        #: Number of rows of each partition.
-        self._owned = rows.owned
+        self.selected: SelectedRows | None = None
+        #: Number of iterations of the fit that the scores of each part include.
+        self._n_seen = [0] * n_parts
         self._bytes_before = 0
-        #: Number of rows of each partition in each section.
-        self._counts = {number: self._sections_of(rows, number) for number in self._owned}
-        groups, sizes = bite_fields(spec.shard), self._sizes()
+        #: Number of rows of each partition in each part.
+        self._counts = {number: self._count(rows, number, n_kept) for number, n_kept in rows.owned.items()}
+        groups, sizes = _fields(spec.shard), self._sizes()
         place, piece_rows = None, _PIECE_ROWS
         if budget is not None:
-            place = InFiles(block_rows_of(groups, len(sizes), budget.limit // 4), root)
-            piece_rows = rows_that_fit(code_fields(spec.shard.layout), self.n_rows)
+            place = InFiles(_block_rows(groups, n_parts, budget.limit // 4), root)
+            piece_rows = rows_that_fit(code_fields(spec.shard.layout), sum(sizes))
         self._store = RowStore(groups, sizes, place)
         try:
-            for piece in rows.pieces(spec, n_threads, min(piece_rows, max(self.n_rows, 1))):
+            for piece in rows.pieces(spec, n_threads, min(piece_rows, max(sum(sizes), 1))):
                 self._append(piece)
         except BaseException:
             self._store.close()
             raise
-        self._bites = [Bite(self._store, section) for section in range(len(sizes))]
 
     def _append(self, piece: StartingPiece) -> None:
-        """Add each row to the section of its bite."""
+        """Add each row to its part."""
         row_ids = np.arange(piece.first, piece.first + piece.codes.n_rows)
         fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
-        sections = sections_of(self._spec.seed, self._n_bites, row_ids, piece.fields.get("draw_id"))
-        counts = np.bincount(sections, minlength=len(self._store.sizes))
+        parts = parts_of(self.spec.seed, self._n_parts, piece.fields.get("draw_id", row_ids))
+        counts = np.bincount(parts, minlength=self._n_parts)
         if len(counts) <= 2**16:
-            sections = sections.astype(np.uint16)  # sorted ten times as fast
-        order = np.argsort(sections, kind="stable")
+            parts = parts.astype(np.uint16)  # sorted ten times as fast
+        order = np.argsort(parts, kind="stable")
         ends = np.cumsum(counts)
-        for section in np.flatnonzero(counts).tolist():
-            n, end = int(counts[section]), int(ends[section])
-            self._store.append(n, fields, order[end - n : end], section)
+        for part in np.flatnonzero(counts).tolist():
+            n, end = int(counts[part]), int(ends[part])
+            self._store.append(n, fields, order[end - n : end], part)
 
-    def _sections_of(self, rows: BatchRows, number: int) -> np.ndarray:
-        """Return the number of rows of a partition in each section."""
-        spec, n, start = self._spec, self._owned[number], self._numbers.start(number)
+    def _count(self, rows: BatchRows, number: int, n_rows: int) -> np.ndarray:
+        """Return the number of rows of a partition in each part."""
+        spec, start = self.spec, self._numbers.start(number)
         if not spec.shard.grouped:
-            return bite_sizes(spec.seed, self._n_bites, n, start)
-        row_ids, draw_ids = np.arange(start, start + n), rows.draw_ids(number, start)
-        sections = sections_of(spec.seed, self._n_bites, row_ids, draw_ids)
-        return np.bincount(sections, minlength=self._n_bites)
+            return part_sizes(spec.seed, self._n_parts, n_rows, start)
+        return np.bincount(parts_of(spec.seed, self._n_parts, rows.draw_ids(number, start)), minlength=self._n_parts)
 
     def _sizes(self) -> list[int]:
-        """Return the number of rows of each section."""
-        none = np.zeros(self._n_bites, np.int64)
-        return sum((self._counts[number] for number in self._owned), none).tolist()
+        """Return the number of rows of each part."""
+        return sum(self._counts.values(), np.zeros(self._n_parts, np.int64)).tolist()
 
     @property
     def n_rows(self) -> int:
-        return sum(self._owned.values())
+        return self._store.n_rows
 
     @property
-    def most_rows(self) -> int:
-        """Number of rows of the largest stored bite."""
-        return max(sum(bite.n_rows for bite in self.of(number)) for number in range(self._n_bites))
+    def n_selected(self) -> int:
+        """Number of rows that are trained on."""
+        return 0 if self.selected is None else sum(self._store.sizes[part] for part in self.selected.parts)
 
     @property
     def rows_in_files(self) -> int:
@@ -134,89 +163,64 @@ class BiteStore:
         """Bytes read from files so far."""
         return self._bytes_before + self._store.bytes_read
 
-    def of(self, bite: int) -> list[Bite]:
-        """Return the rows of a bite, one record for each shard that is built from them."""
-        return [bite_rows for bite_rows in self._bites[bite : bite + 1] if bite_rows.n_rows]
+    def select(self, selected: SelectedRows, iterations: Iterations) -> EncodedStore | None:
+        """Return the rows of a visit, with scores that include these iterations of the fit; None if there are none."""
+        rows = [self.rows_of(part, iterations) for part in selected.parts if self._store.sizes[part]]
+        self.selected = selected
+        if not rows:
+            return None
+        fields = rows[0]
+        if len(rows) > 1:
+            fields = {name: np.concatenate([of_part[name] for of_part in rows], axis=-1) for name in fields}
+        del rows
+        return rows_in_memory(fields, self.spec.shard, spread=self._spread)
+
+    def rows_of(self, part: int, iterations: Iterations) -> dict[str, np.ndarray]:
+        """Return the rows of a part by field, with raw scores that include these iterations and that the caller may modify.
+
+        iterations : all of the model; those of the last visit of the part are still among them.
+        """
+        rows = self._store.load(part)
+        missed = iterations[self._n_seen[part] :]
+        if missed:
+            layout, raw = self.spec.shard.layout, rows["raw"]
+            codes = columns_among(rows, layout)
+            self._spread(lambda first, last: add_iterations(codes, layout, missed, raw, first, last), raw.shape[1])
+            self._store.save("raw", raw, part)
+            self._n_seen[part] = len(iterations)
+        return rows if self._store.place is not None else rows | {"raw": rows["raw"].copy()}
+
+    def _spread(self, work: Callable[[int, int], None], n: int) -> None:
+        in_ranges(work, n, self._n_threads)
 
     def keep_only(self, partitions: Sequence[int]) -> None:
         """Drop the rows of other partitions."""
-        if set(self._owned) <= set(partitions):
+        if set(self._counts) <= set(partitions):
             return
-        self._owned = {number: n for number, n in self._owned.items() if number in partitions}
+        self._counts = {number: counts for number, counts in self._counts.items() if number in partitions}
         before = self._store
         self._store = before.subset(self._sizes(), self._are_of(partitions))
         self._bytes_before += before.bytes_read
         before.close()
-        self._bites = [replace(bite, store=self._store) for bite in self._bites]
 
     def _are_of(self, partitions: Sequence[int]) -> Callable[[RowRange], np.ndarray]:
-        return lambda some: self._numbers.are_of(some.fields["row_ids"][some.first : some.last], partitions)
+        return lambda block: self._numbers.are_of(block.fields["row_ids"][block.first : block.last], partitions)
 
     def close(self) -> None:
         """Release the memory, and remove the files."""
         self._store.close()
 
 
-@dataclass(eq=False)
-class SessionBites:
-    """The rows of all bites in a session, and the current visit."""
+def _fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:
+    """Return the fields of the rows, which are scattered."""
+    rows, scores = spec.start_groups()
+    return rows._replace(name="bites", fields=[*rows.fields, Field("row_ids", "<i8")]), scores
 
-    visit: BiteVisit | None = None
-    kept: list[Sequence[FitTree]] = field(default_factory=list)
-    _stores: dict[str, BiteStore] = field(default_factory=dict)
-    #: Bytes read from stores that are closed.
-    _closed_bytes_read: int = 0
 
-    def put(self, batch: str, store: BiteStore) -> dict[str, list[Bite]]:
-        """Add a batch whose scores include no tree of this fit, and return its rows of the current bite, by batch."""
-        self._stores[batch] = store
-        return {name: bites for name, bites in self.present().items() if name == batch}
-
-    def take(self, visit: BiteVisit, first: int, iterations: Iterations) -> bool:
-        """Set the current visit; return False if the session lacks iterations before number `first`.
-
-        iterations : iterations of the truncated model from number `first` on.
-        """
-        if first > len(self.kept):
-            return False
-        self.kept[first:] = iterations
-        self.visit = visit
-        return True
-
-    def present(self) -> dict[str, list[Bite]]:
-        """Return the records of the current bite by batch."""
-        if self.visit is None:
-            return {}
-        parts = self.visit.bite
-        return {batch: [bite_rows for part in parts for bite_rows in store.of(part)] for batch, store in self._stores.items()}
-
-    def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
-        """Drop the rows of this batch's other partitions."""
-        store = self._stores.get(batch)
-        if store is None:
-            return
-        if partitions:
-            store.keep_only(partitions)
-        else:
-            self._closed_bytes_read += store.bytes_read
-            self._stores.pop(batch).close()
-
-    @property
-    def n_rows(self) -> int:
-        return sum(store.n_rows for store in self._stores.values())
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from files so far."""
-        return self._closed_bytes_read + sum(store.bytes_read for store in self._stores.values())
-
-    def rows_in_files(self, batch: str) -> int:
-        """Return how many rows of a batch are in files."""
-        store = self._stores.get(batch)
-        return 0 if store is None else store.rows_in_files
-
-    def close(self) -> None:
-        """Close all stores."""
-        for store in self._stores.values():
-            store.close()
-        self._stores = {}
+def _block_rows(groups: Sequence[FieldGroup], n_sections: int, n_bytes: int) -> int:
+    """Return the rows of a block, so that a block of every section takes `n_bytes` of memory."""
+    limits = tuning()
+    per_row, rows = sum(field.n_bytes(1) for group in groups for field in group.fields), limits.least_bite_block_rows
+    while 2 * rows <= limits.block_rows and 2 * rows * per_row * n_sections <= n_bytes:
+        rows *= 2
+    return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,8 +70,7 @@ class BuildSpec:
     magnitudes: tuple[tuple[float, float], ...]
     numbers: RowNumbers = RowNumbers({}, 0)  # set by the sessions: they may train on rows that they have not read
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
-    n_bites: int | None = None  # number of arcbites times `ArcBites.parts`; None without arcbites
-    n_together: int = 1  # `ArcBites.parts`: number of stored parts that form a bite
+    n_parts: int | None = None  # into which arcbites divide the rows, see `bites`; None without arcbites
     seed: int = 0  # seed of the division into arcbites, and of the samples of a forest
     #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
     may_stream: bool = False
@@ -101,7 +100,7 @@ class BuildSpec:
         limit = self.budget or (spare if self.may_stream else None)
         if limit is None or limit.holds_rows(self.shard, n_rows + n_there, n_threads):
             return None
-        if self.n_bites is None:  # otherwise trees grow on a bite in memory
+        if self.n_parts is None:  # otherwise trees grow on a bite in memory
             try:
                 limit.histograms(self.shard, n_rows, n_threads)
             except ParameterError:
@@ -150,13 +149,12 @@ class BuildSpec:
         return LossMagnitude.of(self.magnitudes, max_weight, n_rows)
 
 
-@dataclass(frozen=True)
-class BiteVisit:
-    """A visit: the iterations during which the fit trains on one bite."""
+class SelectedRows(NamedTuple):
+    """The rows that are trained on from now on: those of a bite, until the next one is selected."""
 
-    number: int
-    bite: tuple[int, ...]  # numbers of the stored parts that form the bite (`ArcBites.parts`)
-    n_kept: int  # iterations of this fit that the model had at the start of the visit
+    parts: tuple[int, ...]  # of the rows, see `bites`
+    n_advanced: int  # calls of `advance` before
+    n_iterations: int  # that the fit had grown, and not cut back: the scores of the rows begin with these
 
 
 class Advance(NamedTuple):
@@ -173,16 +171,22 @@ class ReplayState:
     advanced: Advance | None = None  # the last call
     iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
     pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
-    visit: BiteVisit | None = None  # the current visit; None without arcbites
+    selected: SelectedRows | None = None  # None for all rows, and before the first bite is selected
     #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
     given_values: tuple[np.ndarray, ...] = ()
     given_iteration: int = -1  # the iteration to whose leaves rows are assigned
+
+    def since(self, selected: SelectedRows) -> ReplayState:
+        """Return what has been trained since rows were selected, whose scores include all that was trained before."""
+        is_new = self.advanced is None or self.advanced.number < selected.n_advanced
+        iterations = self.iterations[selected.n_iterations :]
+        return replace(self, advanced=None if is_new else self.advanced, iterations=iterations)
 
 
 def log_rows_in_files(n_rows: int, spec: BuildSpec) -> None:
     """Log that rows are in files, if there are any."""
     if n_rows:
-        how = "streamed from" if spec.n_bites is None else "divided into bites in"
+        how = "streamed from" if spec.n_parts is None else "divided into bites in"
         limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
         logging.getLogger("dboost").info("%d rows do not fit %s and are %s files", n_rows, limit, how)
 

@@ -20,7 +20,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import log_streamed_eval_set
-from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen, ReplayState, RowNumbers, log_rows_in_files
+from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowNumbers, SelectedRows, log_rows_in_files
 from dboost.session.session import Session
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan, scan_targets
@@ -59,6 +59,7 @@ class LocalSessions:
         self._open_table, self._n_threads, self._is_shared = open_table, n_threads, is_shared
         self._resources = ExitStack()  # released by `close`
         self._applied = -1  # number of the last `advance`
+        self._n_sent = 0  # iterations that the session has received
 
     # The table.
 
@@ -172,9 +173,11 @@ class LocalSessions:
     def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         return self.session.statistics(statistic, *arguments)
 
-    def visit(self, visit: BiteVisit) -> None:
+    def select(self, parts: Sequence[int]) -> None:
         self.trees.apply()
-        self.session.visit(visit, self.trees.iterations, 0, self._applied)
+        selected = SelectedRows(tuple(parts), self._applied + 1, self.trees.n_iterations)
+        self.session.select(selected, self.trees.iterations(self._n_sent), self._n_sent)
+        self._n_sent = selected.n_iterations
 
     def report(self) -> dict[str, float]:
         return {"bytes_read": self.session.new_bytes_read()}

@@ -37,22 +37,20 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
-from dboost.rows.encode import in_ranges
 from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.shard import check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.session.arcbite_rows import Bite, rows_of_bites
-from dboost.session.bites import BiteStore, Iterations, SessionBites
+from dboost.session.bites import BiteStore, Iterations
 from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_rows
 from dboost.session.evaluation_rows import EncodedEvalRows, EvalRows, SessionEvalSets
 from dboost.session.fit_records import (
-    BiteVisit,
     BuildSpec,
     MissingPartitions,
     PartitionStats,
     ReplayState,
     RowPlaces,
+    SelectedRows,
 )
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
@@ -131,7 +129,8 @@ class Session:
         self._handed: dict[str, list[EncodedEvalRows]] = {}
         self._spec: BuildSpec | None = None
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
-        self._bites: SessionBites | None = None
+        self._bites: dict[str, BiteStore] = {}  # the rows of batches that are divided into bites
+        self._iterations: list[Sequence[FitTree]] = []  # of the fit when its rows were selected last, with arcbites
         self.pass_width = PassWidth(1, 1)
 
     @property
@@ -159,14 +158,13 @@ class Session:
 
     def release_rows(self) -> None:
         """Release the training rows and the threads that work on them together; remove their files."""
-        self._drop_rows()
-        if self._bites is not None:
-            self._bites.close()
-
-    def _drop_rows(self) -> None:
-        for rows in self.trained:
+        for rows in self._stores:
             rows.close()
-        self.trained = []
+        self.trained, self._bites = [], {}
+
+    @property
+    def _stores(self) -> list[TrainingRows | BiteStore]:
+        return [*self.trained, *self._bites.values()]
 
     # Batches.
 
@@ -350,8 +348,11 @@ class Session:
         self._spec = spec
         n_kept, n_threads = rows.n_kept, self._n_threads
         limit = spec.exceeded_limit(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
-        if spec.n_bites is not None:
-            self._divide(rows, batch, spec, past, limit)
+        if spec.n_parts is not None:
+            self._bites[batch] = BiteStore(rows, spec, spec.n_parts, limit, n_threads=n_threads, root=self._folder)
+            if past.selected is not None:
+                self._iterations[:] = past.iterations[: past.selected.n_iterations]
+                self._select(past.selected, past.since(past.selected))
             return
         for earlier in self.trained:
             earlier.unload()
@@ -374,8 +375,8 @@ class Session:
     def row_places(self, batch: str) -> RowPlaces:
         """Return where the training rows of a batch are."""
         in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
-        if self._bites is not None:
-            in_files += self._bites.rows_in_files(batch)
+        if batch in self._bites:
+            in_files += self._bites[batch].rows_in_files
         spec, most = self._spec, tuning().session_rows
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
@@ -395,54 +396,38 @@ class Session:
             trained += [] if kept is None else [kept]
         self.trained = trained
         self.eval_sets.keep_only(batch, numbers)
-        if self._bites is not None:
-            self._bites.keep_only(batch, numbers)
+        bites = self._bites.get(batch)
+        if bites is not None and numbers:
+            bites.keep_only(numbers)
+        elif bites is not None:
+            self._closed_bytes_read += bites.bytes_read
+            self._bites.pop(batch).close()
 
     # Arcbites.
 
-    def _divide(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, limit: Budget | None) -> None:
-        """Divide rows into bites, and train on those of the current bite if a visit has started. limit : see `BiteStore`."""
-        if self._bites is None:
-            self._bites = SessionBites()
-        is_new_visit = past.visit not in (None, self._bites.visit)
-        if past.visit is not None:
-            self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
-        store = BiteStore(rows, spec, limit, n_threads=self._n_threads, root=self._folder)
-        present = self._bites.put(batch, store)
-        if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
-            self._drop_rows()
-            present = self._bites.present()
-        self._enter(present, past)
-
     @remote
-    def visit(self, visit: BiteVisit, iterations: Iterations, first: int, applied: int) -> bool:
-        """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
+    def select(self, selected: SelectedRows, iterations: Iterations, first: int) -> bool:
+        """Train on other rows from now on; return False if the session lacks iterations before number `first`.
 
-        iterations : iterations of the truncated model from number `first` on.
-        applied : number of the last `advance`.
+        iterations : of the fit from number `first` on.
         """
-        assert self._bites is not None
-        if self._bites.visit == visit:
-            return True
-        self._drop_rows()
-        if not self._bites.take(visit, first, iterations):
+        if first > len(self._iterations):
             return False
-        self._enter(self._bites.present(), ReplayState())
-        for rows in self.trained:
-            rows.applied = applied
+        self._iterations[first:] = iterations
+        self._select(selected, ReplayState())
         return True
 
-    def _enter(self, present: Mapping[str, Sequence[Bite]], past: ReplayState) -> None:
-        """Train on rows of the current bite by batch, with the scores of the model at the start of the visit."""
-        spec, kept = self._spec, self._bites.kept if self._bites is not None else []
-        assert spec is not None
-        for batch, bites in present.items():
-            if bites:
-
-                def spread(work: Callable[[int, int], Any], n: int) -> None:
-                    in_ranges(work, n, self._n_threads)
-
-                self._train_on(rows_of_bites(bites, spec.shard, kept, spread), batch, spec, past)
+    def _select(self, selected: SelectedRows, past: ReplayState) -> None:
+        """Train on the selected rows of each batch; those that are trained on already stay. past : since they were selected."""
+        stays = {batch for batch, bites in self._bites.items() if bites.selected == selected}
+        for rows in self.trained:
+            if rows.batch not in stays:
+                rows.close()
+        self.trained = [rows for rows in self.trained if rows.batch in stays]
+        for batch, bites in self._bites.items():
+            encoded = None if batch in stays else bites.select(selected, self._iterations)
+            if encoded is not None:
+                self._train_on(encoded, batch, bites.spec, past)
 
     # Training.
 
@@ -465,8 +450,7 @@ class Session:
     def new_bytes_read(self) -> int:
         """Return the bytes read from files since the last call."""
         before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
-        self._reported_bytes += sum(rows.bytes_read for rows in self.trained)
-        self._reported_bytes += 0 if self._bites is None else self._bites.bytes_read
+        self._reported_bytes += sum(rows.bytes_read for rows in self._stores)
         return self._reported_bytes - before
 
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
@@ -545,7 +529,7 @@ class Session:
     @property
     def n_rows(self) -> int:
         """Number of training rows of this session; with arcbites, of all bites."""
-        return sum(rows.n_rows for rows in self.trained) if self._bites is None else self._bites.n_rows
+        return sum(rows.n_rows for rows in self._bites.values() or self.trained)
 
     def _counted_rows(self) -> int:
         """Return `n_rows`, which the client compares with its own count.
@@ -555,9 +539,8 @@ class Session:
         MissingPartitions
             If the runners do not have all rows of the current bite.
         """
-        present = {} if self._bites is None else self._bites.present()
-        n_present = sum(bite.n_rows for bites in present.values() for bite in bites)
-        if present and n_present != sum(rows.n_rows for rows in self.trained):
+        n_selected = sum(bites.n_selected for bites in self._bites.values())
+        if self._bites and n_selected != sum(rows.n_rows for rows in self.trained):
             raise MissingPartitions("rows of the present arcbite")
         return self.n_rows
 

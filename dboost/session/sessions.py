@@ -27,7 +27,7 @@ from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen
+from dboost.session.fit_records import BuildSpec, Chosen
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import FitTree, TreesSoFar
@@ -123,8 +123,8 @@ class Sessions(Protocol):
     def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the metrics of the evaluation sets with all trees, as ``{"<set>_<metric>": value}``."""
 
-    def visit(self, visit: BiteVisit) -> None:
-        """Switch to the rows of a bite, whose scores include all trees then."""
+    def select(self, parts: Sequence[int]) -> None:
+        """Train on some parts of the rows from now on (`BuildSpec.n_parts`), whose scores include all trees then."""
 
     def report(self) -> dict[str, float]:
         """Return statistics of the time since the last call, such as bytes read, for the history."""

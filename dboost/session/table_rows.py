@@ -132,8 +132,7 @@ class BatchRows:
             if spec.shard.weighted:
                 fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[rows_of_piece]
             if spec.shard.grouped:
-                assert roles.group is not None
-                fields["draw_id"] = roles.group[rows_of_piece]
+                fields["draw_id"] = roles.group_keys[rows_of_piece]
             yield StartingPiece(self.numbers.start(table.numbers[chunk]) + at, piece.codes, fields)
             at += n
 

@@ -219,9 +219,7 @@ class TrainingRows:
     def _replay(self, past: ReplayState) -> None:
         if self.spec.averages:
             self._replay_forest(past)
-        # The scores of a bite already include the iterations before the visit.
-        missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
-        missed = () if self.spec.averages else missed
+        missed = () if self.spec.averages else past.iterations
         if missed or past.pending:
 
             def work(shard: Shard, first: int, last: int) -> None:

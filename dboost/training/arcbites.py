@@ -1,11 +1,11 @@
 """Boosting on one arcbite after another (see `dboost.ArcBites`).
 
-During a visit to a bite the sessions add the missing trees to the raw scores of the bite's rows, computes gradients with the
-bite's own scale, and grows trees as in any fit. The visit ends after `trees_per_visit` trees, or when the independent test set
-has not improved for `early_stopping_rounds` trees. In the second case the combined model is *cut back* to its best iteration:
-the loop drops the later trees from the model, from the scores of the test set, and from the scores of the bite, which are
-restored from a copy made at the start of the visit. So all visits build one model, and each tree in it improved the loss on
-rows that no tree was trained on. A visit without improvement appears in the history only.
+A visit to a bite selects its rows in the sessions (`Sessions.select`), whose scores then include all trees. Trees are grown
+as in any fit, with the scale of the bite's gradients. The visit ends after `trees_per_visit` trees, or when the independent
+test set has not improved for `early_stopping_rounds` trees. In the second case the combined model is *cut back* to its best
+iteration: the later trees are dropped from the model and from the scores of the test set; those of a bite include no tree of
+its last visit. So all visits build one model, and each tree in it improved the loss on rows that no tree was trained on. A
+visit without improvement appears in the history only.
 
 An iteration's number is its position in the model. Numbers are used again after a cut; the last record of a number in the
 history describes the model's iteration. `max_iter` counts all iterations, also those that were cut back.
@@ -19,130 +19,107 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from dboost.exact import merged_float, total
-from dboost.losses.gradient_stats import GradientStats
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
 from dboost.rows.row_sample import VISITS, derive_seed
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
-from dboost.session.arcbite_rows import bite_sizes
-from dboost.session.fit_records import BiteVisit
+from dboost.session.bites import part_sizes
 from dboost.training.checkpoint import merged_fingerprint
 from dboost.training.loop import BoostingLoop, Visit
 
 
 def arcbite_visits(loop: BoostingLoop, arcbites: ArcBites) -> Iterator[Visit]:
     """Yield the visits to one bite after another, each to be completed before the next one; see `loop.all_rows`."""
-    return _Arcbites(loop, arcbites).visits()
-
-
-class _Arcbites:
-    def __init__(self, loop: BoostingLoop, arcbites: ArcBites) -> None:
-        self._loop = loop
-        self._arcbites = arcbites
-        self._sessions = loop.sessions
-        self._n_visits, self._has_visited, self._n_calls = 0, False, 0
-        self._past: dict[str, Any] = {}
-
-    def visits(self) -> Iterator[Visit]:
-        loop, arcbites, stopping = self._loop, self._arcbites, self._loop.early_stopping
-        seed = loop.parameters.random_state
-        has_rows = bite_sizes(seed, arcbites.n_parts, loop.sessions.n_rows) if loop.plan.bites is None else loop.plan.bites
-        self._parts = np.flatnonzero(has_rows).tolist()
-        # Bites of several parts are composed anew in each cycle; a bite of one part may have no rows.
-        bites = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
-        resumed = None if loop.checkpoint is None else loop.checkpoint.visits
-        visited: list[int] = []
-        in_vain = 0  # visits since the last one that improved the model
-        if resumed is not None and loop.checkpoint is not None:
-            visited, in_vain, self._n_visits = resumed["bites"], resumed["in_vain"], len(resumed["bites"])
-            loop.history = list(loop.checkpoint.history)
-        if loop.checkpoint is not None:
-            loop.code_sums = self._code_sums(self._parts)
-        for bite in order_of_visits(arcbites, bites, seed, self._losses, visited):
-            began, n_before_visit = time.perf_counter(), loop.n_done
-            self._past = {"bites": visited, "in_vain": in_vain}
-            visited = [*visited, bite]
-            gradients, n_left = self._enter(bite), self._n_left
-            visit = Visit(gradients, min(n_left, arcbites.trees_per_visit or n_left), began)
-            yield visit
-            is_ended = visit.is_ended
-            if stopping is not None and arcbites.is_watched:
-                self._cut_back()
-            elif stopping is not None:
-                is_ended = is_ended or stopping.has_waited(loop.n_done)
-            in_vain = 0 if loop.n_done > n_before_visit else in_vain + 1
-            if is_ended or in_vain == len(bites) or not self._n_left:
-                break
-
-    @property
-    def _n_left(self) -> int:
-        """Number of iterations that may still be grown."""
-        loop = self._loop
-        return loop.parameters.max_iter - len(loop.history)
-
-    def _enter(self, bite: int) -> GradientStats:
-        """Start a visit to a bite; return the gradient statistics of its rows."""
-        loop = self._loop
-        self._n_visits += 1
-        loop.visit_columns = {"bite": bite, "visit": self._n_visits}
-        self._select_rows(self._parts_of(bite))
-        if not self._has_visited:
-            self._has_visited = True
+    bites, checkpoint, stopping = _Bites(loop, arcbites), loop.checkpoint, loop.early_stopping
+    visited: list[int] = []
+    in_vain = 0  # visits since the last one that improved the model
+    if checkpoint is not None:
+        if checkpoint.visits is not None:
+            visited, in_vain = checkpoint.visits["bites"], checkpoint.visits["in_vain"]
+            loop.history = list(checkpoint.history)
+        loop.code_sums = bites.code_sums()
+    is_first = True
+    for bite in order_of_visits(arcbites, bites.numbers, bites.seed, bites.losses, visited):
+        began, n_before = time.perf_counter(), loop.n_done
+        past = {"bites": visited, "in_vain": in_vain}
+        visited = [*visited, bite]
+        loop.visit_columns = {"bite": bite, "visit": len(visited)}
+        bites.select(bites.parts_of(bite, len(visited)))
+        if is_first:
             loop.trees.set_mark()
-            stats = loop.begin()
+            gradients = loop.begin()
         else:
-            stats = loop.leaf_estimator.add_leaf_values(loop.zero_values, loop.n_done)
-            if loop.checkpoint is not None:
-                loop.checkpoint.note_visit(
-                    loop.history, loop.n_done, loop.finished, self._past, loop.scores.now(stats, loop.n_done)
-                )
-        if self._n_visits > 1:
-            loop.begin_visit(self._n_visits, loop.n_done)
-        return stats
+            gradients = loop.leaf_estimator.add_leaf_values(loop.zero_values, loop.n_done)
+            if checkpoint is not None:
+                checkpoint.note_visit(loop.history, loop.n_done, loop.finished, past, loop.scores.now(gradients, loop.n_done))
+        if len(visited) > 1:
+            loop.restart_waiting(loop.n_done)
+        is_first, n_left = False, _n_left(loop)
+        visit = Visit(gradients, min(n_left, arcbites.trees_per_visit or n_left), began)
+        yield visit
+        is_ended = visit.is_ended
+        if stopping is not None and arcbites.is_watched:
+            loop.cut_back(stopping.best_iteration)
+        elif stopping is not None:
+            is_ended = is_ended or stopping.has_waited(loop.n_done)
+        in_vain = 0 if loop.n_done > n_before else in_vain + 1
+        if is_ended or in_vain == len(bites.numbers) or not _n_left(loop):
+            break
 
-    def _parts_of(self, bite: int) -> Sequence[int]:
-        """Return the parts of a bite at the current visit."""
-        n, arcbites = self._arcbites.parts, self._arcbites
+
+def _n_left(loop: BoostingLoop) -> int:
+    """Return the number of iterations that may still be grown."""
+    return loop.parameters.max_iter - len(loop.history)
+
+
+class _Bites:
+    """The bites of a fit.
+
+    Attributes
+    ----------
+    numbers : list of int
+        Of the bites. A bite of one part has the number of the part, and is none if that has no rows; bites of several parts are
+        composed anew in each cycle.
+    """
+
+    def __init__(self, loop: BoostingLoop, arcbites: ArcBites) -> None:
+        self._loop, self._arcbites, self.seed = loop, arcbites, loop.parameters.random_state
+        has_rows = loop.plan.parts_with_rows
+        if has_rows is None:
+            has_rows = part_sizes(self.seed, arcbites.n_parts, loop.sessions.n_rows) > 0
+        self._parts = np.flatnonzero(has_rows).tolist()
+        self.numbers = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
+
+    def parts_of(self, bite: int, visit: int) -> Sequence[int]:
+        """Return the parts of a bite at a visit, counted from 1."""
+        n, cycle = self._arcbites.parts, (visit - 1) // len(self.numbers)
         if n == 1:
             return [bite]
-        n_bites = -(-len(self._parts) // n)
-        cycle, seed = (self._n_visits - 1) // n_bites, self._loop.parameters.random_state
-        mixed_up = sorted(self._parts, key=lambda part: derive_seed(seed, VISITS, cycle, arcbites.n_parts + part))
+        mixed_up = sorted(self._parts, key=lambda part: derive_seed(self.seed, VISITS, cycle, self._arcbites.n_parts + part))
         return mixed_up[bite * n : (bite + 1) * n]
 
-    def _code_sums(self, parts: Sequence[int]) -> list[int]:
-        """Return the sums of `checkpoint.merged_fingerprint` over all bites."""
+    def select(self, parts: Sequence[int]) -> None:
+        """Train on these parts."""
+        self._loop.sessions.select(parts)
+        self._loop.scores.total_weight = merged_float(self._loop.sessions.statistics(weight_of))
+
+    def code_sums(self) -> list[int]:
+        """Return the sums of `checkpoint.merged_fingerprint` over all parts."""
         totals = []
-        for part in parts:
-            self._select_rows([part])
-            totals.append(merged_fingerprint(self._sessions, self._loop.plan.shard))
+        for part in self._parts:
+            self.select([part])
+            totals.append(merged_fingerprint(self._loop.sessions, self._loop.plan.shard))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
-    def _cut_back(self) -> None:
-        """Drop the trees after the best iteration."""
-        loop = self._loop
-        assert loop.early_stopping is not None
-        best = max(loop.early_stopping.best_iteration, loop.n_before)
-        if best < loop.n_done:
-            loop.n_complete = best - loop.n_before
-            loop.trees.cut_back(loop.n_complete)
-
-    def _select_rows(self, bite: Sequence[int]) -> None:
-        loop = self._loop
-        self._sessions.visit(BiteVisit(self._n_calls, tuple(bite), loop.n_complete))
-        self._n_calls += 1
-        loop.scores.total_weight = merged_float(self._sessions.statistics(weight_of))
-
-    def _losses(self, bites: Sequence[int]) -> dict[int, float]:
-        """Return the current mean loss of each bite's rows."""
+    def losses(self, bites: Sequence[int]) -> dict[int, float]:
+        """Return the current mean loss of the rows of bites of one part."""
         loop, losses = self._loop, {}
         for bite in bites:
-            self._select_rows([bite])
+            self.select([bite])
             losses[bite] = loop.scores.loss_of(loop.leaf_estimator.add_leaf_values(loop.zero_values), loop.n_done)
         return losses
 

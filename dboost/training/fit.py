@@ -29,7 +29,7 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.arcbite_rows import bites_with_rows
+from dboost.session.bites import parts_with_rows
 from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
@@ -113,8 +113,8 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
     plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start)
     plan = replace(plan, chosen=held_out.chosen)
     if plan.shard.grouped and plan.parameters.arcbites is not None:
-        seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
-        plan = replace(plan, bites=reduce(np.logical_or, ask(bites_with_rows, seed, n_bites)))
+        seed, n_parts = plan.parameters.random_state, plan.parameters.arcbites.n_parts
+        plan = replace(plan, parts_with_rows=reduce(np.logical_or, ask(parts_with_rows, seed, n_parts)))
     loss = plan.target.loss
     if plan.shard.width > 1 and (loss.parts or not loss.targets.are_classes):  # targets have their own units, classes one
         plan = replace(plan, output_scales=output_scales(loss, ask, stats.baseline))

@@ -170,7 +170,8 @@ class BoostingLoop:
             visit = 1
             for record in past:
                 if record.get("visit", 1) > visit:
-                    visit = self.begin_visit(record["visit"], record["iteration"] - 1)
+                    visit = record["visit"]
+                    self.restart_waiting(record["iteration"] - 1)
                 stopping.should_stop(record["iteration"], record)
         return before
 
@@ -182,12 +183,18 @@ class BoostingLoop:
             self.binning, self.loss, self.sessions.n_rows, None if arcbites is None else arcbites.n_bites, sums
         )
 
-    def begin_visit(self, visit: int, n_done: int) -> int:
-        """Restart the waiting time of early stopping at a visit to an arcbite; return the visit's number."""
+    def restart_waiting(self, n_done: int) -> None:
+        """Restart the waiting time of early stopping at a visit to an arcbite."""
         arcbites = self.parameters.arcbites
         if self.early_stopping is not None and arcbites is not None and arcbites.is_watched:
             self.early_stopping.restart_waiting(n_done)
-        return visit
+
+    def cut_back(self, best_iteration: int) -> None:
+        """Drop the trees after the best iteration, at the end of a visit to an arcbite."""
+        best = max(best_iteration, self.n_before)
+        if best < self.n_done:
+            self.n_complete = best - self.n_before
+            self.trees.cut_back(self.n_complete)
 
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""

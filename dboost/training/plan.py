@@ -573,7 +573,7 @@ class FitPlan:
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
     output_scales: np.ndarray | None = None  # float64[n_outputs], see `training.directions`; None for classes
-    bites: np.ndarray | None = None  # bool[n_bites]: which stored bites have rows; None unless bites have whole groups
+    parts_with_rows: np.ndarray | None = None  # bool[n_parts], see `session.bites`; None unless bites have whole groups
     chosen: Chosen = field(default_factory=dict)  # the evaluation sets that are chosen from the training rows
 
     @property
@@ -636,8 +636,7 @@ class FitPlan:
             warm_start=self.warm_start,
             magnitudes=self.stats.magnitudes,
             budget=None if self.request.budget is None else replace(self.request.budget, trees=None),
-            n_bites=None if arcbites is None else arcbites.n_parts,
-            n_together=1 if arcbites is None else arcbites.parts,
+            n_parts=None if arcbites is None else arcbites.n_parts,
             seed=self.parameters.random_state,
             may_stream=self.parameters.split_proposal == "global",
             n_growing=None if self.request.fold is None else self.request.fold.n_growing,

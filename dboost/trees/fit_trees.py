@@ -149,9 +149,13 @@ class TreesSoFar:
         self.n_applied = len(self.trees)
 
     @property
-    def iterations(self) -> list[tuple[FitTree, ...]]:
-        """The applied trees, by iteration, as sessions receive them."""
-        trees = [tree.for_sessions() for tree in self.trees[: self.n_applied]]
+    def n_iterations(self) -> int:
+        """Number of iterations whose trees are applied."""
+        return self.n_applied // self._k
+
+    def iterations(self, first: int = 0) -> list[tuple[FitTree, ...]]:
+        """Return the applied trees by iteration, from number `first` on, as sessions receive them."""
+        trees = [tree.for_sessions() for tree in self.trees[first * self._k : self.n_applied]]
         return [tuple(trees[i : i + self._k]) for i in range(0, len(trees), self._k)]
 
     def since(self, first: int) -> list[FitTree]:

@@ -38,7 +38,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("killed", GROW, 3, 0.004)]),
         # The restarted worker receives a partition of a lost neighbor before any call asks for the rows that it held.
         (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1), Fault("killed", "advance_to", 5)]),
-        (BITES, [Fault("lost", "visit", 0), Fault("killed", "evaluate", 9)]),
+        (BITES, [Fault("lost", "select", 0), Fault("killed", "evaluate", 9)]),
         (PLAIN, [Fault("killed", "scan_partitions"), Fault("lost", "build"), Fault("killed", GROW, 4, 0.015)]),
         (PLAIN, [Fault("stopped", "reading training", 2), Fault("stopped", GROW, 3)]),
         (PLAIN, [Fault("retired", GROW, 2), Fault("held up", GROW, 3), Fault("all killed", GROW, 4)]),
@@ -83,7 +83,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     ],
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
-        (BITES, [Fault("lost", "visit", 1), Fault("joined", GROW, 9)]),
+        (BITES, [Fault("lost", "select", 1), Fault("joined", GROW, 9)]),
         (ONE_TREE, [Fault("killed", "advance_to", 2), Fault("lost", "statistics", 3)]),
     ],
     "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "advance_to", 4)])],

@@ -45,20 +45,16 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
     kept, n_compared = (0, 2), []
     tune(resident_rows=0 if filed else len(FRAME))
 
-    def rows_of(store: BiteStore, bite: int, spec: BuildSpec) -> dict[str, np.ndarray]:
-        parts = [one.current_rows(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)]
-        return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
-
     class Compared(BiteStore):
-        def __init__(self, rows: BatchRows, spec: BuildSpec, budget: Budget | None, **options: Any) -> None:
-            super().__init__(rows, spec, budget, **options)
-            assert spec.n_bites is not None and rows.numbers.ranges.keys() == set(range(5))
-            moved = BiteStore(rows, spec, budget, **options)
+        def __init__(self, rows: BatchRows, spec: BuildSpec, n_parts: int, budget: Budget | None, **options: Any) -> None:
+            super().__init__(rows, spec, n_parts, budget, **options)
+            assert rows.numbers.ranges.keys() == set(range(5))
+            moved = BiteStore(rows, spec, n_parts, budget, **options)
             assert moved.rows_in_files == (moved.n_rows if filed else 0)
             moved.keep_only(range(5))  # all of them: nothing is written
             moved.keep_only(kept)
-            for bite in range(spec.n_bites):
-                before, after = rows_of(self, bite, spec), rows_of(moved, bite, spec)
+            for part in range(n_parts):
+                before, after = self.rows_of(part, ()), moved.rows_of(part, ())
                 stays = np.flatnonzero(rows.numbers.are_of(before["row_ids"], kept))
                 assert 0 < len(stays) < len(before["row_ids"])
                 np.testing.assert_equal(after, {name: values[..., stays] for name, values in before.items()})

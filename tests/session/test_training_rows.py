@@ -29,8 +29,7 @@ from dboost.rows.row_store import InFiles, RowStore
 from dboost.rows.shard import RowIds, Shard, tiles_of
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.rows.statistics import Statistic
-from dboost.session import session
-from dboost.session.arcbite_rows import Bite
+from dboost.session.bites import BiteStore
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
@@ -353,19 +352,16 @@ def test_the_rows_of_a_visit_are_released_before_the_next_ones_are_read(
 ) -> None:
     arrays: list[weakref.ref[np.ndarray]] = []
     n_alive: list[int] = []
-    build, read = session.rows_of_bites, Bite.current_rows
+    select = BiteStore.select
 
-    def noted(*arguments: Any) -> EncodedStore:
-        encoded = build(*arguments)
+    def noted(bites: BiteStore, *arguments: Any) -> EncodedStore | None:
+        n_alive.append(sum(array() is not None for array in arrays))
+        encoded = select(bites, *arguments)
+        assert encoded is not None
         arrays.append(weakref.ref(encoded.store.load()["raw"]))
         return encoded
 
-    def counted(bite: Bite, *arguments: Any) -> dict[str, np.ndarray]:
-        n_alive.append(sum(array() is not None for array in arrays))
-        return read(bite, *arguments)
-
-    monkeypatch.setattr(session, "rows_of_bites", noted)
-    monkeypatch.setattr(Bite, "current_rows", counted)
+    monkeypatch.setattr(BiteStore, "select", noted)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40_000, 6))
     arcbites = dboost.ArcBites(n_bites=3, trees_per_visit=2, visits=2)

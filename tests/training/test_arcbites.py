@@ -21,7 +21,7 @@ from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
 from dboost.rows.row_sample import VISITS, derive_seed, hash_rows
-from dboost.session.arcbite_rows import bite_sizes, bites_of
+from dboost.session.bites import part_sizes, parts_of
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.arcbites import order_of_visits
@@ -58,22 +58,22 @@ def test_hashes_are_those_of_the_kernel(seed: int, first: int, share: float) -> 
 @given(seed=st.integers(0, 2**63 - 1), n_bites=st.integers(1, 50), n_rows=st.integers(1, 3000))
 def test_every_row_is_in_one_bite_whoever_asks(seed: int, n_bites: int, n_rows: int) -> None:
     numbers = np.random.default_rng(seed).permutation(n_rows)
-    bites = bites_of(seed, n_bites, numbers)
+    bites = parts_of(seed, n_bites, numbers)
     assert ((bites >= 0) & (bites < n_bites)).all()
-    assert bites.tolist() == [int(bites_of(seed, n_bites, numbers[i : i + 1])[0]) for i in range(n_rows)]
+    assert bites.tolist() == [int(parts_of(seed, n_bites, numbers[i : i + 1])[0]) for i in range(n_rows)]
     # The naive counterpart: the upper half of the hash as a fraction.
     assert bites.tolist() == [int(h >> 32) * n_bites >> 32 for h in hash_rows(derive_seed(seed, 3), numbers).tolist()]
-    assert bite_sizes(seed, n_bites, n_rows).tolist() == np.bincount(bites, minlength=n_bites).tolist()
+    assert part_sizes(seed, n_bites, n_rows).tolist() == np.bincount(bites, minlength=n_bites).tolist()
 
 
 def test_bites_are_random_over_sorted_data_and_differ_by_seed() -> None:
     n, n_bites = 60_000, 6
-    bites = bites_of(0, n_bites, np.arange(n))
+    bites = parts_of(0, n_bites, np.arange(n))
     for k in range(n_bites):
         rows = np.flatnonzero(bites == k)
         assert abs(len(rows) - n / n_bites) < 5 * np.sqrt(n / n_bites)
         assert abs(rows.mean() - n / 2) < 5 * n / np.sqrt(12 * len(rows)), "from the whole table"
-    assert (bites_of(1, n_bites, np.arange(n)) == bites).mean() == pytest.approx(1 / n_bites, rel=0.05)
+    assert (parts_of(1, n_bites, np.arange(n)) == bites).mean() == pytest.approx(1 / n_bites, rel=0.05)
 
 
 def test_the_order_of_visits() -> None:
@@ -132,7 +132,7 @@ def test_naive_twin(loss: str, order: str) -> None:
     options: dict[str, Any] = {"loss": loss.split()[0], "max_leaf_nodes": 6, "min_samples_leaf": 5, "subsample": 1.0}
     found = fit(frame, y, arcbites=ArcBites(3, 2, visits=2, order=order), **options)
 
-    bites = bites_of(0, 3, np.arange(len(y)))
+    bites = parts_of(0, 3, np.arange(len(y)))
     assert found.history["visit"].tolist() == np.repeat(range(1, 7), 2).tolist()
     model: Ensemble = replace(found.ensemble, trees=(), sources=(), metrics={})
     for n, bite in enumerate(found.history["bite"][::2], 1):
@@ -165,7 +165,7 @@ def test_a_revisited_bite_has_the_scores_of_the_model() -> None:
     """The history's loss of a bite equals the loss of the model's predictions."""
     X, y = FRAME[FEATURES], FRAME["y"].to_numpy()
     booster = fit(X, y, arcbites=ArcBites(3, 2, visits=None, order="random"), max_iter=20)
-    bites = bites_of(0, 3, np.arange(len(y)))
+    bites = parts_of(0, 3, np.arange(len(y)))
     for n, prediction in enumerate(booster.staged_predict(X)):
         record = booster.history.iloc[n]
         rows = bites == record["bite"]
@@ -179,7 +179,7 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
     arcbites = ArcBites(3, 1, visits=4, parts=2)
     booster = fit(X, y, arcbites=arcbites)
     assert booster.ensemble.parameters["arcbites"]["parts"] == 2
-    part = bites_of(0, 6, np.arange(len(y)))
+    part = parts_of(0, 6, np.arange(len(y)))
     groups = []
     for n, prediction in enumerate(booster.staged_predict(X)):
         record, cycle = booster.history.iloc[n], n // 3
@@ -316,7 +316,7 @@ def test_bites_learn_what_all_rows_would_teach() -> None:
         return float(fit(data, target, **(common | how)).history["eval_squared_error"].min())
 
     everything = held_out(X, y)
-    bites = bites_of(0, 10, np.arange(len(y)))
+    bites = parts_of(0, 10, np.arange(len(y)))
     one_bite = held_out(X[bites == 3], y[bites == 3])
     by_bites = held_out(X, y, arcbites=ArcBites(10, 1, visits=15))
     assert everything < by_bites < everything + 0.3 * (one_bite - everything)

@@ -17,7 +17,7 @@ OPTIONS = {
     "data/sources/parquet.py", "data/sources/paths.py", "data/sources/row_filter.py", "data/sources/sources.py",
     "data/sources/table_formats.py", "data/tables/dask_collections.py", "data/tables/eval_tables.py", "dataset.py",
     "metrics/named.py", "prepared/dataset_files.py", "prepared/dataset_rows.py", "prepared/prepare.py",
-    "rows/block_file.py", "rows/shared_codes.py", "session/arcbite_rows.py", "session/bites.py",
+    "rows/block_file.py", "rows/shared_codes.py", "session/bites.py",
     "session/evaluation_rows.py", "session/memory.py", "training/arcbites.py", "training/auto_iterations.py",
     "training/checkpoint.py", "trees/bin_proposal.py", "trees/grower.py", "trees/shard_grower.py", "trees/split_finder.py",
     "trees/streamed_grower.py",

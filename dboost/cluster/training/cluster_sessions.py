@@ -41,7 +41,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
-from dboost.session.fit_records import Advance, BiteVisit, BuildSpec, Chosen, ReplayState, log_rows_in_files
+from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, SelectedRows, log_rows_in_files
 from dboost.session.session import Session
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
@@ -105,7 +105,7 @@ class ClusterSessions:
         self._advanced: Advance | None = None
         self._given_values: list[np.ndarray] = []
         self._given_iteration = -1
-        self._visit: BiteVisit | None = None
+        self._selected: SelectedRows | None = None
         self._joined: JoinedWorkers | None = None
         #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
         self.streams = False
@@ -189,7 +189,7 @@ class ClusterSessions:
         if spec.may_stream:
             n_in_files = sum(place.in_files for place in places)
             log_rows_in_files(n_in_files, spec)
-            self.streams = n_in_files > 0 and spec.n_bites is None
+            self.streams = n_in_files > 0 and spec.n_parts is None
             self.trees_per_pass = min(place.trees_per_pass for place in places)
             n_held = min(place.most_in_memory for place in places)
             if self.streams and n_held:
@@ -207,7 +207,7 @@ class ClusterSessions:
 
     def _is_handed_over(self, spec: BuildSpec) -> bool:
         """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_sessions`."""
-        is_possible = spec.budget is None and spec.n_bites is None and spec.given is None and not self._has_eval_files
+        is_possible = spec.budget is None and spec.n_parts is None and spec.given is None and not self._has_eval_files
         n_rows, n_features = sum(self.training.lengths.values()), len(spec.binning.features)
         has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
@@ -245,8 +245,8 @@ class ClusterSessions:
 
     def past(self) -> ReplayState:
         """Return the state that shards built now have to replay."""
-        trees, pending = self.trees.iterations, self.trees.since(self.trees.n_applied)
-        trained = tuple(trees), tuple(pending), self._visit
+        trees, pending = self.trees.iterations(), self.trees.since(self.trees.n_applied)
+        trained = tuple(trees), tuple(pending), self._selected
         return ReplayState(self._advanced, *trained, tuple(self._given_values), self._given_iteration)
 
     @property
@@ -254,21 +254,18 @@ class ClusterSessions:
         """Number of calls of `advance` so far."""
         return 0 if self._advanced is None else self._advanced.number + 1
 
-    def visit(self, visit: BiteVisit) -> None:
-        """Sessions receive the iterations that are new since the last visit."""
-        applied = self._n_advanced - 1
-        n_known = 0 if self._visit is None else self._visit.n_kept
-        # Set the state before the call: partitions that are read again during it replay the new visit.
+    def select(self, parts: Sequence[int]) -> None:
+        """Sessions receive the iterations that are new since the last selection."""
+        n_known = 0 if self._selected is None else self._selected.n_iterations
         self.trees.apply()
-        self._visit, iterations = visit, self.trees.iterations
+        # Before the call: partitions that are read again during it train on the selected rows already.
+        self._selected = selected = SelectedRows(tuple(parts), self._n_advanced, self.trees.n_iterations)
 
-        def ask() -> None:
-            sessions, missing = self.training.sessions, iterations[n_known:]
-            known = self.connection.ask(sessions, Session.visit, visit, missing, n_known, applied)
-            if not all(known.values()):
-                self.connection.ask(sessions, Session.visit, visit, iterations, 0, applied)
+        def ask_from(first: int) -> bool:
+            sent = selected, self.trees.iterations(first), first
+            return all(self.connection.ask(self.training.sessions, Session.select, *sent).values())
 
-        self._with_recovery("visit", ask)
+        self._with_recovery("select", lambda: ask_from(n_known) or ask_from(0))
 
     def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Workers that have joined receive rows after it."""

@@ -114,6 +114,12 @@ class RowRoles:
         return self.target
 
     @property
+    def group_keys(self) -> np.ndarray:
+        """The groups of rows that have some: int64[n]."""
+        assert self.group is not None
+        return self.group
+
+    @property
     def nbytes(self) -> int:
         columns = self.by_name().values()
         return sum(column.codes.nbytes if isinstance(column, CategoryColumn) else column.nbytes for column in columns)
