@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ CALLS: dict[str, Callable[[str, dboost.Booster], Any]] = {
     "importance": lambda folder, model: model.importance("permutation", lazy(folder), "y"),
     "partial_dependence": lambda folder, model: model.partial_dependence(lazy(folder), "x"),
     "drift": lambda folder, model: model.drift(lazy(folder)),
+    "report": lambda folder, model: model.report(f"{folder}/{uuid.uuid4()}.html", f"{folder}/*.parquet", "y"),
     "estimator": lambda folder, model: dboost.DBoostRegressor(max_iter=3).fit(lazy(folder)[["x", "z"]], lazy(folder)["y"]),
 }
 
@@ -77,11 +79,11 @@ def client(folder: str) -> Iterator[Client]:
         data.unpublish()
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "report")) for name in CALLS])
 def test_three_tasks_on_two_threads_end(name: str, client: Client, folder: str, model: dboost.Booster) -> None:
     tasks = [client.submit(in_task, CALLS[name], folder, model, number, pure=False) for number in range(3)]
     try:
-        wait(tasks, timeout=60)  # an endless wait otherwise
+        wait(tasks, timeout=120)  # an endless wait otherwise
         assert client.gather(tasks) == [0, 1, 2]
     finally:
         client.cancel(tasks)

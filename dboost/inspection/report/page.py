@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from html import escape
 from io import StringIO
@@ -154,6 +154,17 @@ class ReportContext:
     roles: ScoringRoles = NO_ROLES
     #: Statements of the author by heading; None for a report without a model card.
     card: dict[str, str] | None = None
+    #: A sample of the data, and the data with their target. They are read at once and not when they are needed: in Python 3.11
+    #: one thread at a time computes a cached property, and those that wait, in tasks of a cluster, would occupy the threads that
+    #: read the data.
+    rows: Block | None = field(init=False)
+    evaluated: EvaluatedRows | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = None if self.data is None else sample(self.data, self.ensemble, MAX_ROWS, self.roles)[1]
+        object.__setattr__(self, "rows", rows)
+        evaluated = None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, *self.roles)
+        object.__setattr__(self, "evaluated", evaluated)
 
     @property
     def ensemble(self) -> Ensemble:
@@ -163,16 +174,6 @@ class ReportContext:
     def has_counts(self) -> bool:
         """Whether the model contains the numbers of training rows in its nodes."""
         return has_counts(self.ensemble)
-
-    @cached_property
-    def rows(self) -> Block | None:
-        """A sample of the data."""
-        return None if self.data is None else sample(self.data, self.ensemble, MAX_ROWS, self.roles)[1]
-
-    @cached_property
-    def evaluated(self) -> EvaluatedRows | None:
-        """The data with their target."""
-        return None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, *self.roles)
 
     @property
     def target_name(self) -> str | None:
