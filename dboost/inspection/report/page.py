@@ -155,8 +155,8 @@ class ReportContext:
     #: Statements of the author by heading; None for a report without a model card.
     card: dict[str, str] | None = None
     #: A sample of the data, and the data with their target. They are read at once and not when they are needed: in Python 3.11
-    #: one thread at a time computes a cached property, and those that wait, in tasks of a cluster, would occupy the threads that
-    #: read the data.
+    #: one thread at a time computes a cached property, and those that wait, in tasks of a cluster, would occupy the threads
+    #: that read the data.
     rows: Block | None = field(init=False)
     evaluated: EvaluatedRows | None = field(init=False)
 
