@@ -40,7 +40,8 @@ from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
 from dboost.session.training_rows import TrainingRows
 from dboost.trees import shard_grower, split_finder
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.fit_trees import GrownTree
+from dboost.trees.tree_task import TreeTask
 from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.sharded_engine import ShardedEngine
 

@@ -18,10 +18,11 @@ from dboost.kernels.histograms import BinLayout
 from dboost.losses.gradient_stats import GradientStats
 from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
 
@@ -70,7 +71,7 @@ def _work(rounds: ShardGrower, output: int, request: RoundRequest) -> tuple[int,
     """Return the work of a request: rows to split, values to add up, histograms, rows of leaves. Call it after the request."""
     n_rows_of = np.diff(rounds.trees[output].ranges[:, 1:], axis=1)[:, 0]
     n_split, n_rows = int(n_rows_of[request.splits[:, 0]].sum()), int(n_rows_of[request.nodes].sum())
-    n_settled = 0 if request.leaves is None else rounds.shard.n_rows
+    n_settled = rounds.shard.n_rows if request.ends_tree else 0
     return n_split, n_rows * len(rounds.shard.layout.n_bins), len(request.nodes), n_settled
 
 
@@ -91,8 +92,8 @@ class _Clocked(ShardGrower):
         nothing = RoundRequest(request.splits[:0], request.goes_left[:0], request.nodes[:0])
         moved = self._part(output, nothing._replace(splits=request.splits, goes_left=request.goes_left))
         added = self._part(output, nothing._replace(nodes=request.nodes))
-        sums = None
-        if request.leaves is not None:
+        sums = np.empty((0, 2))
+        if request.ends_tree:
             sums = self._part(output, nothing._replace(leaves=request.leaves)).leaf_sums
         return RoundHistograms(added.histograms, added.n_rows if request.is_first else moved.n_rows, sums)
 

@@ -157,22 +157,22 @@ def log64(x):
 
 
 @kernel
-def _exp_each(values, found):
+def _exp_each(values, powers):
     for i in range(values.size):
         x = values[i]
         # Beyond the range of exp64 as the square of the root: infinity or 0 in the end.
         root = exp64(0.5 * x)
-        found[i] = exp64(x) if abs(x) <= LARGEST else root * root
+        powers[i] = exp64(x) if abs(x) <= LARGEST else root * root
 
 
 @kernel
-def _log_each(values, found):
+def _log_each(values, logarithms):
     for i in range(values.size):
         x = values[i]
         scaled = log64(x * _SUBNORMAL_SCALE) - _SUBNORMAL_LOG
         at_zero = -np.inf if x == 0.0 else scaled
-        of_finite = log64(x) if x >= _LEAST_NORMAL else at_zero
-        found[i] = of_finite if 0.0 <= x < np.inf else (np.inf if x > 0.0 else np.nan)
+        finite = log64(x) if x >= _LEAST_NORMAL else at_zero
+        logarithms[i] = finite if 0.0 <= x < np.inf else (np.inf if x > 0.0 else np.nan)
 
 
 def exp(values: Any) -> Any:

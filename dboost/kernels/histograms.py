@@ -314,30 +314,30 @@ def flush(layout, packing, columns, base, packed, histograms, slot, clear, scrat
 
 
 @internal
-def add(layout, columns, histograms, slot, other):
-    """Add the histogram in slot `other` to the histogram in a slot, in the buckets of some columns (first, last)."""
+def add(layout, columns, histograms, slot, added):
+    """Add the histogram in slot `added` to the histogram in a slot, in the buckets of some columns (first, last)."""
     for k in range(layout.first[columns[0]], layout.first[columns[1]]):
         feature = layout.features[k]
         for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
             if histograms.by_channel is not None:
                 for channel in range(histograms.by_channel.shape[1]):
-                    histograms.by_channel[slot, channel, bucket] += histograms.by_channel[other, channel, bucket]
+                    histograms.by_channel[slot, channel, bucket] += histograms.by_channel[added, channel, bucket]
             if histograms.packed is not None:
-                histograms.packed.sums[slot, bucket] += histograms.packed.sums[other, bucket]
+                histograms.packed.sums[slot, bucket] += histograms.packed.sums[added, bucket]
                 if histograms.packed.counts.size > 0:
-                    histograms.packed.counts[slot, bucket] += histograms.packed.counts[other, bucket]
+                    histograms.packed.counts[slot, bucket] += histograms.packed.counts[added, bucket]
 
 
 @internal
-def subtract(histograms, slot, other, start, stop):
-    """Subtract buckets start…stop-1 of the histogram in slot `other` from those of the histogram in a slot."""
+def subtract(histograms, slot, subtracted, start, stop):
+    """Subtract buckets start…stop-1 of the histogram in slot `subtracted` from those of the histogram in a slot."""
     if histograms.by_channel is not None:
         for channel in range(histograms.by_channel.shape[1]):
-            subtract_row(histograms.by_channel[slot, channel], histograms.by_channel[other, channel], start, stop)
+            subtract_row(histograms.by_channel[slot, channel], histograms.by_channel[subtracted, channel], start, stop)
     if histograms.packed is not None:
-        subtract_row(histograms.packed.sums[slot], histograms.packed.sums[other], start, stop)
+        subtract_row(histograms.packed.sums[slot], histograms.packed.sums[subtracted], start, stop)
         if histograms.packed.counts.size > 0:
-            subtract_row(histograms.packed.counts[slot], histograms.packed.counts[other], start, stop)
+            subtract_row(histograms.packed.counts[slot], histograms.packed.counts[subtracted], start, stop)
 
 
 @internal

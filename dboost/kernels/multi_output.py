@@ -31,12 +31,12 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
     classes but that of the row. So the gradient is m = Σ_k (c_k - c_y) g_k and the Hessian, the variance of c under p, is
     Σ_k (c_k - c_y)² g_k - m². Otherwise outputs are independent, and the Hessian is Σ_k c_k² h_k.
     """
-    of_outputs, hessians, weight = rows.gradient, rows.hessian, rows.weight
+    gradients, hessians, weight = rows.gradient, rows.hessian, rows.weight
     split_gradient, gradient_bits = gradient
     split_hessian, hessian_bits = hessian
     is_weighted = weight.size > 0 and rows.repeat_count.size == 0
-    own, square = scratch[0], scratch[1]
-    n_outputs = of_outputs.shape[0]
+    base, square = scratch[0], scratch[1]
+    n_outputs = gradients.shape[0]
     top_gradient, top_hessian = maxima[0], maxima[1]
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
@@ -47,35 +47,35 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
         if of_classes:
             if rows.target.size > 0:
                 for i in range(n):
-                    own[i] = direction[I(rows.target[first + i])]
+                    base[i] = direction[I(rows.target[first + i])]
             elif rows.single_target.size > 0:
                 for i in range(n):
-                    own[i] = direction[I(rows.single_target[first + i])]
+                    base[i] = direction[I(rows.single_target[first + i])]
             else:
                 for i in range(n):
-                    own[i] = direction[I(rows.byte_target[first + i])]
+                    base[i] = direction[I(rows.byte_target[first + i])]
             for i in range(n):
                 square[i] = np.float32(0)
             for k in range(n_outputs):
-                g, c = of_outputs[k, first:last], direction[k]
+                g, c = gradients[k, first:last], direction[k]
                 for i in range(n):
-                    apart = c - own[i]
+                    apart = c - base[i]
                     term = apart * g[i]
                     s[i] += term
                     square[i] += apart * term
             if split_hessian.size > 0:
                 h = split_hessian[first:last]
                 for i in range(n):
-                    own[i] = np.float32(1)
+                    base[i] = np.float32(1)
                 if is_weighted:
                     for i in range(n):
-                        own[i] = np.float32(weight[first + i])
+                        base[i] = np.float32(weight[first + i])
                 for i in range(n):
-                    found = square[i] - s[i] * s[i] / own[i]
-                    h[i] = found if found > np.float32(0) else np.float32(0)
+                    variance = square[i] - s[i] * s[i] / base[i]
+                    h[i] = variance if variance > np.float32(0) else np.float32(0)
         else:
             for k in range(n_outputs):
-                g, c = of_outputs[k, first:last], direction[k]
+                g, c = gradients[k, first:last], direction[k]
                 for i in range(n):
                     s[i] += c * g[i]
             if split_hessian.size > 0:
@@ -83,9 +83,9 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
                 for i in range(n):
                     h[i] = np.float32(0)
                 for k in range(n_outputs):
-                    of_output, c = hessians[k, first:last], direction[k]
+                    hessian_row, c = hessians[k, first:last], direction[k]
                     for i in range(n):
-                        h[i] += c * c * of_output[i]
+                        h[i] += c * c * hessian_row[i]
         bits = gradient_bits[first:last]
         for i in range(n):
             magnitude = bits[i] & np.int32(0x7FFFFFFF)
@@ -171,16 +171,16 @@ def _sum_block(leaf, values, repeat_count, rows, begin, end, units, scratch, sum
 
 
 @internal
-def _round_block(values, repeat_count, rows, begin, end, unit, found):
-    """Write the values (float32[n]) of a block of rows in units, rounded and as often as the rows count, to found :
+def _round_block(values, repeat_count, rows, begin, end, unit, rounded):
+    """Write the values (float32[n]) of a block of rows in units, rounded and as often as the rows count, to rounded :
     float64[BLOCK]."""
     if rows.size > 0:
         for at in range(begin, end):
-            found[at - begin] = (np.float64(values[rows[at]]) * unit + ROUNDER64) - ROUNDER64
+            rounded[at - begin] = (np.float64(values[rows[at]]) * unit + ROUNDER64) - ROUNDER64
     else:
         block = values[begin:end]
         for j in range(block.size):
-            found[j] = (np.float64(block[j]) * unit + ROUNDER64) - ROUNDER64
+            rounded[j] = (np.float64(block[j]) * unit + ROUNDER64) - ROUNDER64
     if repeat_count.size > 0:
         for at in range(begin, end):
-            found[at - begin] *= repeat_count[rows[at] if rows.size > 0 else I(at)]
+            rounded[at - begin] *= repeat_count[rows[at] if rows.size > 0 else I(at)]

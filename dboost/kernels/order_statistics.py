@@ -6,13 +6,13 @@ from dboost.kernels import kernel
 
 
 @kernel
-def select_sums(base, unit, scores, starts, weight_before, rank, windows, found):
+def select_sums(base, unit, scores, starts, weight_before, rank, windows, pivots):
     """Find, for each row i, the smallest of the sums base[k, i] + unit[k, i] · scores[j], for all groups k and all scores j of
     a group, such that those up to it have at least the weight `rank`.
 
     base, unit : float64[n_groups, n_rows], unit is not negative; scores : float64[n], ascending within each group; starts :
     int64[n_groups + 1], where groups begin; weight_before : int64[n + 1], weight of the scores before each position; rank : at
-    most the weight of all; windows : int64[3, n_groups], overwritten; found : float64[n_rows].
+    most the weight of all; windows : int64[3, n_groups], overwritten; pivots : float64[n_rows].
 
     In each step the middle of the widest window of positions is compared with all sums: a binary search in each group, as sums
     ascend in it. Then half of the window is left.
@@ -43,7 +43,7 @@ def select_sums(base, unit, scores, starts, weight_before, rank, windows, found)
                 cut[k] = low
                 weight += weight_before[low] - weight_before[starts[k]]
             if weight >= rank:
-                found[i] = pivot
+                pivots[i] = pivot
                 for k in range(n_groups):
                     above[k] = cut[k]
                 above[widest] = middle

@@ -332,14 +332,15 @@ def new_mask_splits() -> MaskSplits:
 
 
 @kernel
-def prepare_masks(nodes, n, leaf_of, left_codes, layout, code_row, below, leaves, splits):
+def prepare_masks(nodes, left_codes, layout, code_row, below, leaves, splits):
     """Write a tree's splits in the form that `label_by_masks` reads. Return their number, or -1 when a code has two bytes.
 
-    nodes : `trees.tree_task.NodeArrays` of n nodes; leaf_of : int64[>= n], numbers of leaves from left to right; left_codes :
-    uint8[>= n, n_codes]; layout : BinLayout; code_row : int64[n_features]; below, leaves : int64[n], scratch: the first leaf
-    below each node, and their number; splits : MaskSplits, receives the splits.
+    nodes : `trees.fit_trees.TreeNodes`; left_codes : uint8[n_nodes, n_codes]; layout : BinLayout; code_row :
+    int64[n_features]; below, leaves : int64[n_nodes], scratch: the first leaf below each node, and their number; splits :
+    MaskSplits, receives the splits.
     """
     child, feature, split_bin, missing_left = nodes.child, nodes.feature, nodes.split_bin, nodes.missing_left
+    leaf_of, n = nodes.leaf_of, nodes.child.size
     n_bins, is_categorical = layout.n_bins, layout.is_categorical
     steps, tables, struck = splits.steps, splits.tables, splits.struck
     # Children come after their parents.
@@ -408,17 +409,17 @@ def label_by_masks(codes, splits, n_splits, first, last, scratch, leaf):
                     for i in range(n):
                         plane[i] &= (U8(U8(code[i] - after) < n_right) - U8(1)) | stay
         # The first bit plane that is not zero, then its lowest bit, by bisection: all in bytes.
-        found = scratch[N_PLANES - 1, :n]
+        lowest_plane = scratch[N_PLANES - 1, :n]
         for i in range(n):
             right[i] = U8(8 * N_PLANES - 8)
         for p in range(N_PLANES - 2, -1, -1):
             plane, base = scratch[p, :n], U8(8 * p)
             for i in range(n):
-                some = U8(0) - U8(plane[i] != 0)
-                found[i] = (plane[i] & some) | (found[i] & ~some)
-                right[i] = (base & some) | (right[i] & ~some)
+                is_set = U8(0) - U8(plane[i] != 0)
+                lowest_plane[i] = (plane[i] & is_set) | (lowest_plane[i] & ~is_set)
+                right[i] = (base & is_set) | (right[i] & ~is_set)
         for i in range(n):
-            lowest = U8(found[i] & (U8(0) - found[i]))
+            lowest = U8(lowest_plane[i] & (U8(0) - lowest_plane[i]))
             half, quarter, eighth = lowest & U8(0xF0), lowest & U8(0xCC), lowest & U8(0xAA)
             right[i] += U8(half != 0) * U8(4) + U8(quarter != 0) * U8(2) + U8(eighth != 0)
         out = leaf[start : start + n]
@@ -431,7 +432,7 @@ def label_by_tables(codes, step, follows, label, depth, first, last, leaf):
     """Write the label of the leaf that each of rows first…last-1 reaches.
 
     codes : uint8[n_narrow, n]; step : int64[n_nodes], the row of `codes` that a node tests (any in leaves);
-    follows : uint8 or int32[n_nodes, 256], the next node for each code, for leaves the leaf itself; label : int64[n_nodes];
+    follows : uint8 or int32[n_nodes, 256], the next node for each code, for leaves the leaf itself; label : int32[n_nodes];
     depth : steps from the root to the deepest leaf; leaf : uint8 or int32[n].
     """
     quarter = (last - first) >> 2

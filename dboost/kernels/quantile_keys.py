@@ -222,19 +222,19 @@ def _count_weights(residuals, first, at, n_buckets, unit, counts):
 
 
 @kernel
-def collect_buckets(residuals, buckets, wanted, lowest, highest, unit, found, scratch):
+def collect_buckets(residuals, buckets, wanted, lowest, highest, unit, collected, scratch):
     """Collect the residuals of some adjacent buckets of each group; return how many there are.
 
     wanted : int64[n_groups, 2], the first and the last bucket; lowest, highest : float64[n_groups], between which all residuals
-    of these buckets are, and few others; found : uint64[capacity, 3], receives group, rank key and weight of as many as fit.
-    All else as in `count_buckets`.
+    of these buckets are, and few others; collected : uint64[capacity, 3], receives group, rank key and weight of as many as
+    fit. All else as in `count_buckets`.
 
     Rows between the bounds are found without a branch, since writing the number of every row takes a third of the time of a
     test; of these, the ones in the buckets are kept.
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     low, scale, last = buckets.low, buckets.scale, np.float64(buckets.n - 1)
-    capacity, n_kept = len(found), I(0)
+    capacity, n_kept = len(collected), I(0)
     size, chosen, n_outputs = scratch.size, scratch.chosen, residuals.raw.shape[0]
     n_groups = low.size // n_outputs
     for first in range(residuals.first, residuals.last, BLOCK_ROWS):
@@ -266,7 +266,7 @@ def collect_buckets(residuals, buckets, wanted, lowest, highest, unit, found, sc
                     w = I(1)
                     if weight.size > 0:
                         w = max(I(weight[i] * unit), I(1))
-                    found[n_kept, 0], found[n_kept, 1], found[n_kept, 2] = U(g), rank_key(of_block[j]), U(w)
+                    collected[n_kept, 0], collected[n_kept, 1], collected[n_kept, 2] = U(g), rank_key(of_block[j]), U(w)
                 n_kept += 1
     return n_kept
 
@@ -282,12 +282,12 @@ def bucket_bounds(buckets: Buckets, wanted: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @kernel
-def find_buckets(counts, needed, met, found):
+def find_buckets(counts, needed, met, bounds):
     """Find the bucket of each group at which the weight of this bucket and those before it reaches `needed`.
 
     counts : int64[n_groups, n_buckets]; needed : int64[n_groups], at most the weight of the group; met : bool[n_groups],
     whether the next larger residual is looked for, too, if a bucket ends with exactly this weight: it is in the next bucket
-    that is not empty. found : int64[n_groups, 5], receives this bucket, the one of the next residual (the same bucket if it is
+    that is not empty. bounds : int64[n_groups, 5], receives this bucket, the one of the next residual (the same bucket if it is
     not looked for, or among many in the last one), the weight before the first of them, with it, and with the second.
     """
     last = I(counts.shape[1] - 1)
@@ -304,17 +304,17 @@ def find_buckets(counts, needed, met, found):
                 at += 1
             if at < last or (at == last and 0 < I(8) * of_group[at] <= need):
                 following, reached = at, upto + of_group[at]
-        found[g, 0], found[g, 1], found[g, 2], found[g, 3], found[g, 4] = bucket, following, below, upto, reached
+        bounds[g, 0], bounds[g, 1], bounds[g, 2], bounds[g, 3], bounds[g, 4] = bucket, following, below, upto, reached
 
 
 @kernel
-def select_keys(collected, needed, begin, arranged, found):
+def select_keys(collected, needed, begin, arranged, selected):
     """Select a rank key of each group: the smallest one such that the weight of the keys up to it reaches `needed`.
 
     collected : uint64[n, 3], group, rank key and weight; needed : int64[n_groups], 0 for groups that need none, at most the
     weight of the group; begin : int64[n_groups + 1], zeros, receives where a group begins; arranged : uint64[2, n], receives
-    keys and weights by group; found : uint64[n_groups, 2], receives the key, and the next larger one of the group if the weight
-    is exactly `needed` (the largest number if there is none), else the same key.
+    keys and weights by group; selected : uint64[n_groups, 2], receives the key, and the next larger one of the group if the
+    weight is exactly `needed` (the largest number if there is none), else the same key.
 
     The range of a group's keys is halved until it is one key: the keys of adjacent numbers share their first bits, and sums of
     a few weights vectorise.
@@ -349,7 +349,7 @@ def select_keys(collected, needed, begin, arranged, found):
             following = largest
             for i in range(keys.size):
                 following = min(following, keys[i] if keys[i] > low else largest)
-        found[g, 0], found[g, 1] = low, following
+        selected[g, 0], selected[g, 1] = low, following
 
 
 @internal
@@ -388,7 +388,7 @@ def add_clipped(residuals, repeat_count, centre, bounds, units, weight_unit, scr
     added to.
     """
     weight, group, rows, n_outputs = residuals.weight, residuals.group, residuals.rows, residuals.raw.shape[0]
-    n_groups, one = centre.size // n_outputs, (weight_unit + ROUNDER64) - ROUNDER64
+    n_groups, rounded_unit = centre.size // n_outputs, (weight_unit + ROUNDER64) - ROUNDER64
     for k in range(n_outputs):
         bound, unit, centres = bounds[k], units[k], centre[k * n_groups : (k + 1) * n_groups]
         of_output = sums[k * n_groups : (k + 1) * n_groups]
@@ -407,7 +407,7 @@ def add_clipped(residuals, repeat_count, centre, bounds, units, weight_unit, scr
                 for j in range(n):
                     g = group[rows[first + j] if rows.size > 0 else I(first + j)]
                     of_output[g, 0] += terms[j]
-                    of_output[g, 1] += one
+                    of_output[g, 1] += rounded_unit
                 continue
             for j in range(n):
                 i = rows[first + j] if rows.size > 0 else I(first + j)
@@ -463,18 +463,18 @@ def count_influence(influence, repeat_count, first, last, prefix, shift, width, 
     """
     above, low = np.int32(shift + width), (I(1) << width) - I(1)
     for start in range(first, last, BLOCK):
-        some = influence[start : start + BLOCK if start + BLOCK < last else last]
+        block = influence[start : start + BLOCK if start + BLOCK < last else last]
         met = np.int32(0)
-        for i in range(some.size):
-            met += np.int32(some[i] >> above == np.int32(prefix))
+        for i in range(block.size):
+            met += np.int32(block[i] >> above == np.int32(prefix))
         if met == 0:
             continue
-        for i in range(some.size):
-            if some[i] >> above == np.int32(prefix):
-                weight = _weight_of(some[i])
+        for i in range(block.size):
+            if block[i] >> above == np.int32(prefix):
+                weight = _weight_of(block[i])
                 if repeat_count.size > 0:
                     weight *= I(repeat_count[start + i])
-                sums[(I(some[i]) >> shift) & low] += weight
+                sums[(I(block[i]) >> shift) & low] += weight
 
 
 @kernel

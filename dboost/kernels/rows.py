@@ -241,7 +241,7 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
 def add_tree(columns, layout, nodes, left_codes, value, first, last, raw):
     """Add to raw[i] the value of the leaf that row i reaches, for rows first…last-1.
 
-    columns : `rows.shard.BinnedColumns`; nodes : `trees.tree_task.NodeArrays`; left_codes : uint8[n_nodes, n_codes], used by
+    columns : `rows.shard.BinnedColumns`; nodes : `trees.fit_trees.TreeNodes`; left_codes : uint8[n_nodes, n_codes], used by
     categorical splits; value : float64[n_nodes].
     """
     codes, wide_codes, code_row = columns.narrow, columns.wide, columns.row_of

@@ -324,16 +324,16 @@ def interact_paths(forest, matrix, rows, values, scratch):
                     _multiply(path, point, elements, followed, product)
                     unknown = -1.0 / (1.0 - point.t)
                     for e in range(path.first, path.last):
-                        one = elements[e]
-                        more = (1.0 - one.share) / ((1.0 - point.t) * one.share + point.t) - unknown
-                        o = followed[one.edge * LANES : one.edge * LANES + LANES]
+                        element = elements[e]
+                        more = (1.0 - element.share) / ((1.0 - point.t) * element.share + point.t) - unknown
+                        o = followed[element.edge * LANES : element.edge * LANES + LANES]
                         for r in range(LANES):
                             first_factor[r] = product[r] * (unknown + more * o[r])
                         for f in range(e + 1, path.last):
-                            other = elements[f]
-                            more = (1.0 - other.share) / ((1.0 - point.t) * other.share + point.t) - unknown
-                            o = followed[other.edge * LANES : other.edge * LANES + LANES]
-                            low, high = min(one.place, other.place), max(one.place, other.place)
+                            opposite = elements[f]
+                            more = (1.0 - opposite.share) / ((1.0 - point.t) * opposite.share + point.t) - unknown
+                            o = followed[opposite.edge * LANES : opposite.edge * LANES + LANES]
+                            low, high = min(element.place, opposite.place), max(element.place, opposite.place)
                             start = (of_output + low * n_used + high) * LANES
                             sums = total[start : start + LANES]
                             for r in range(LANES):

@@ -72,13 +72,13 @@ def _span(context, builder, signature, arguments):
     """Return elements first…last-1 of an array, or of a row. arguments : array, row (if there are rows), first, last."""
     (kind, *_), (array, *position, last) = signature.args, arguments
     source = context.make_array(kind)(context, builder, array)
-    shape, strides = (cgutils.unpack_tuple(builder, of, kind.ndim) for of in (source.shape, source.strides))
-    found = context.make_array(signature.return_type)(context, builder)
-    found.meminfo, found.parent, found.itemsize = source.meminfo, source.parent, source.itemsize
-    found.data = cgutils.get_item_pointer2(context, builder, source.data, shape, strides, kind.layout, position)
-    found.nitems = builder.sub(last, position[-1])
-    found.shape, found.strides = (cgutils.pack_array(builder, [one]) for one in (found.nitems, strides[-1]))
-    return impl_ret_borrowed(context, builder, signature.return_type, found._getvalue())
+    shape, strides = (cgutils.unpack_tuple(builder, numbers, kind.ndim) for numbers in (source.shape, source.strides))
+    part = context.make_array(signature.return_type)(context, builder)
+    part.meminfo, part.parent, part.itemsize = source.meminfo, source.parent, source.itemsize
+    part.data = cgutils.get_item_pointer2(context, builder, source.data, shape, strides, kind.layout, position)
+    part.nitems = builder.sub(last, position[-1])
+    part.shape, part.strides = (cgutils.pack_array(builder, [number]) for number in (part.nitems, strides[-1]))
+    return impl_ret_borrowed(context, builder, signature.return_type, part._getvalue())
 
 
 @instruction(lambda array, first, last: array[first:last])
@@ -296,9 +296,9 @@ def keep_where_left(typingctx, conditions, begin, missing_left, end, values, mas
 
 
 def _note_leaves(masks, first_leaf, leaf):
-    found = masks != 0
-    lowest = masks[found] & -masks[found]
-    leaf[found] = first_leaf + np.log2(lowest).astype(np.uint32)
+    is_reached = masks != 0
+    lowest = masks[is_reached] & -masks[is_reached]
+    leaf[is_reached] = first_leaf + np.log2(lowest).astype(np.uint32)
 
 
 @instruction(_note_leaves)
@@ -319,8 +319,8 @@ def note_leaves(typingctx, masks, first_leaf, leaf):
         function_type = ir.FunctionType(mask.type, [mask.type, flag])
         function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
         lowest = builder.call(function, [mask, flag(0)])
-        found = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, [0] * LANES))
-        builder.store(builder.select(found, builder.add(lowest, _broadcast(builder, arguments[1])), before), at, align=4)
+        is_reached = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, [0] * LANES))
+        builder.store(builder.select(is_reached, builder.add(lowest, _broadcast(builder, arguments[1])), before), at, align=4)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -195,11 +195,11 @@ def position(values, n, wanted):
 
     A full pass that vectorises is faster than half a pass that stops.
     """
-    found = I(n)
+    first = I(n)
     for b in range(n):
-        here = I(b) if values[b] == wanted else I(n)
-        found = here if here < found else found
-    return found if found < n else I(0)
+        place = I(b) if values[b] == wanted else I(n)
+        first = place if place < first else first
+    return first if first < n else I(0)
 
 
 @inlined

@@ -78,49 +78,49 @@ def sum_pairs(rows, scales, layout, packing, pairs, counts, records, scratch):
     codes, leaf, n = rows.codes, rows.leaf, rows.n
     pair_of, packed, histograms = pairs.pair_of, pairs.packed, pairs.histograms
     pending, flushed = pairs.pending, pairs.flushed
-    found, grouped = records[0], records[1]
+    ungrouped, grouped = records[0], records[1]
     n_slots = pair_of.size
-    here, there, step = pairs.cursors[0], pairs.cursors[1], pairs.cursors[2]
+    lower, upper, step = pairs.cursors[0], pairs.cursors[1], pairs.cursors[2]
     for slot in range(n_slots):
-        here[slot] = there[slot] = step[slot] = U(0)
-    quantise(rows.gradient, rows.hessian, rows.sampled, scales, 0, n, found)
+        lower[slot] = upper[slot] = step[slot] = U(0)
+    quantise(rows.gradient, rows.hessian, rows.sampled, scales, 0, n, ungrouped)
     if n_slots == 1:
         # All records belong to the root: they need no grouping.
         counts[0] += n
-        grouped, there[0] = found, U(n)
+        grouped, upper[0] = ungrouped, U(n)
     else:
         # The two halves of the block alternate: incrementing the same counter twice in a row would wait for the first store.
         half = U(n >> 1)
         for i in range(half):
-            here[leaf[found[i] & ROW]] += U(1)
-            there[leaf[found[i + half] & ROW]] += U(1)
+            lower[leaf[ungrouped[i] & ROW]] += U(1)
+            upper[leaf[ungrouped[i + half] & ROW]] += U(1)
         if n % 2 == 1:
-            there[leaf[found[n - 1] & ROW]] += U(1)
+            upper[leaf[ungrouped[n - 1] & ROW]] += U(1)
         # Records of nodes with a histogram are grouped; all others are written to the position behind them, one over the other.
         n_opened = U(0)
         for slot in range(n_slots):
-            of_half, of_slot = here[slot], here[slot] + there[slot]
-            counts[slot] += I(of_slot)
+            n_lower, n_of_slot = lower[slot], lower[slot] + upper[slot]
+            counts[slot] += I(n_of_slot)
             if pair_of[slot] >= 0:
-                here[slot], there[slot], step[slot] = n_opened, n_opened + of_half, U(1)
-                n_opened += of_slot
+                lower[slot], upper[slot], step[slot] = n_opened, n_opened + n_lower, U(1)
+                n_opened += n_of_slot
         for slot in range(n_slots):
             if step[slot] == 0:
-                here[slot] = there[slot] = n_opened
+                lower[slot] = upper[slot] = n_opened
         for i in range(half if n_opened > 0 else U(0)):
-            one, other = found[i], found[i + half]
-            slot, other_slot = leaf[one & ROW], leaf[other & ROW]
-            at, other_at = here[slot], there[other_slot]
-            here[slot], there[other_slot] = at + step[slot], other_at + step[other_slot]
-            grouped[at], grouped[other_at] = one, other
+            lower_record, upper_record = ungrouped[i], ungrouped[i + half]
+            slot, upper_slot = leaf[lower_record & ROW], leaf[upper_record & ROW]
+            at, upper_at = lower[slot], upper[upper_slot]
+            lower[slot], upper[upper_slot] = at + step[slot], upper_at + step[upper_slot]
+            grouped[at], grouped[upper_at] = lower_record, upper_record
         if n % 2 == 1 and n_opened > 0:
-            slot = leaf[found[n - 1] & ROW]
-            grouped[there[slot]] = found[n - 1]
-            there[slot] += step[slot]
+            slot = leaf[ungrouped[n - 1] & ROW]
+            grouped[upper[slot]] = ungrouped[n - 1]
+            upper[slot] += step[slot]
     # The records of the next slot begin behind those of this slot's second half.
     first, columns = U(0), (I(0), I(layout.first.size - 1))
     for slot in range(n_slots):
-        k, last = pair_of[slot], there[slot]
+        k, last = pair_of[slot], upper[slot]
         if k >= 0 and last > first:
             pending[k], flushed[k] = add_records(
                 codes, grouped[I(first) : I(last)], layout, packing, columns, packed[k], histograms, k,

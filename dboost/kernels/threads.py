@@ -178,11 +178,11 @@ class Team:
         results: dict[int, Result] = {}
         numbers = count()
 
-        def some(thread: int) -> None:
+        def take_items(thread: int) -> None:
             while (k := next(numbers)) < len(items):
                 results[k] = work(items[k])
 
-        self.run(some)
+        self.run(take_items)
         return [results[k] for k in range(len(items))]
 
     @property

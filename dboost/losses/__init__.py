@@ -86,17 +86,17 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> BaseLoss:
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 
-def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None) -> BaseLoss:
+def from_dict(stored: dict[str, Any], user_loss: Loss | Sequence[Loss] | None = None) -> BaseLoss:
     """Return the loss that a model file names (the inverse of `BaseLoss.to_dict`).
 
-    given : the user's loss, or those of several outputs, which are found by their names; default: classes that are known.
+    user_loss : the user's loss, or those of several outputs, which are found by their names; default: classes that are known.
     """
     if "losses" in stored:
-        custom = {loss.name: loss for loss in ((given,) if isinstance(given, Loss) else given or ())}
+        custom = {loss.name: loss for loss in ((user_loss,) if isinstance(user_loss, Loss) else user_loss or ())}
         parts = [from_dict(part, custom.get(part["name"])) for part in stored["losses"]]
         return joined_losses(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
-    if isinstance(given, Loss):
-        return as_loss(given)
+    if isinstance(user_loss, Loss):
+        return as_loss(user_loss)
     if stored["name"] not in _MAKERS:
         return as_loss(custom_from_dict(stored))
     stored = dict(stored)

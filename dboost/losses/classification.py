@@ -376,8 +376,8 @@ def read_costs(costs: Any, classes: np.ndarray) -> np.ndarray:
     try:
         matrix = np.asarray(costs, np.float64)
     except (TypeError, ValueError):
-        given = "some are not" if isinstance(costs, list | tuple | np.ndarray) else f"not a {type(costs).__name__}"
-        raise _costs_error(classes, given) from None
+        problem = "some are not" if isinstance(costs, list | tuple | np.ndarray) else f"not a {type(costs).__name__}"
+        raise _costs_error(classes, problem) from None
     if matrix.shape != (n, n):
         raise _costs_error(classes, f"the shape is {matrix.shape}")
     if not np.isfinite(matrix).all():

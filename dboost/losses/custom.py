@@ -130,19 +130,19 @@ class CustomLoss(BaseLoss):
 
     Parameters
     ----------
-    given : Loss
+    loss : Loss
     """
 
-    def __init__(self, given: Loss) -> None:
+    def __init__(self, loss: Loss) -> None:
         for name, record in _MOVED.items():
-            if hasattr(given, name):
-                raise ParameterError(f"loss {given.name!r} has {name}, which is part of a record now: {record}")
-        self.given = given
-        self.name = given.name  # type: ignore[misc]
-        self.learned = given.learned  # type: ignore[misc]
-        self.exact_hessian, self.statistic = given.exact_hessian, given.statistic
-        leaves = Leaves(longest_step=given.longest_step, constant_hessian=given.constant_hessian)
-        self.leaves = (leaves,) * given.n_outputs
+            if hasattr(loss, name):
+                raise ParameterError(f"loss {loss.name!r} has {name}, which is part of a record now: {record}")
+        self.given = loss
+        self.name = loss.name  # type: ignore[misc]
+        self.learned = loss.learned  # type: ignore[misc]
+        self.exact_hessian, self.statistic = loss.exact_hessian, loss.statistic
+        leaves = Leaves(longest_step=loss.longest_step, constant_hessian=loss.constant_hessian)
+        self.leaves = (leaves,) * loss.n_outputs
 
     def __repr__(self) -> str:
         return repr(self.given)
@@ -153,8 +153,8 @@ class CustomLoss(BaseLoss):
 
     @property
     def targets(self) -> Targets:  # type: ignore[override]
-        given = self.given
-        return replace(given.targets, are_classes=True) if given.is_classification else given.targets
+        loss = self.given
+        return replace(loss.targets, are_classes=True) if loss.is_classification else loss.targets
 
     @property
     def start(self) -> Start:  # type: ignore[override]
@@ -162,13 +162,13 @@ class CustomLoss(BaseLoss):
 
     @property
     def link(self) -> Link:  # type: ignore[override]
-        given = self.given
+        loss = self.given
         return Link(
             to_raw=self._to_raw,
             to_prediction=self._to_prediction,
-            form=given.response,
-            factor=given.response_factor,
-            output_names=given.output_names,
+            form=loss.response,
+            factor=loss.response_factor,
+            output_names=loss.output_names,
         )
 
     def _of_outputs(self, values: Any) -> np.ndarray:
@@ -385,7 +385,7 @@ def _wrong_derivative(loss: Loss, y: np.ndarray, raw: np.ndarray, best: np.ndarr
     far = np.nan_to_num(np.maximum(np.abs(of_output - best), 1.0), nan=1.0)
     longer = 1e-5 * np.maximum(np.abs(of_output), 1.0)
     shorter = np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(of_output)))
-    what = "" if len(raw) == 1 else f" of output {output}"
+    suffix = "" if len(raw) == 1 else f" of output {output}"
 
     def called(method: str, scores: np.ndarray) -> np.ndarray:
         moved = raw.copy()
@@ -409,7 +409,7 @@ def _wrong_derivative(loss: Loss, y: np.ndarray, raw: np.ndarray, best: np.ndarr
             kind = np.asarray(getattr(loss, function)(y, _scores(raw.copy()))).dtype
             hint = "" if kind.kind != "f" or kind.itemsize >= 8 else f"; its {function} is {kind}: compute in float64"
             return (
-                f"{derivative}{what} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
+                f"{derivative}{suffix} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
                 f"y={_shown(y, i)} and raw={_shown(_scores(raw), i)} it says {derivatives[i]:g}, the difference quotient "
                 f"{quotient[i]:g}{hint}"
             )
@@ -417,7 +417,7 @@ def _wrong_derivative(loss: Loss, y: np.ndarray, raw: np.ndarray, best: np.ndarr
     if (hessian < 0).any():
         i = int(np.argmin(hessian))
         return (
-            f"hessian{what} of loss {loss.name!r} is {hessian[i]:g} for y={_shown(y, i)} and "
+            f"hessian{suffix} of loss {loss.name!r} is {hessian[i]:g} for y={_shown(y, i)} and "
             f"raw={_shown(_scores(raw), i)}, which must not be below 0; a "
             "stand-in is allowed if the class says exact_hessian = False"
         )

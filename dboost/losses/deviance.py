@@ -129,14 +129,14 @@ def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is TweedieTerms:
 
         def terms(loss, y, raw, gradient, hessian, value, scratch):
-            one, two = 1.0 - loss.power, 2.0 - loss.power
+            lower, upper = 1.0 - loss.power, 2.0 - loss.power
             for i in range(raw.size):
-                pull = y[i] * exp64(one * raw[i])  # y μ^(1-p)
-                push = exp64(two * raw[i])  # μ^(2-p)
+                pull = y[i] * exp64(lower * raw[i])  # y μ^(1-p)
+                push = exp64(upper * raw[i])  # μ^(2-p)
                 gradient[i] = np.float32(push - pull)
-                hessian[i] = np.float32(two * push - one * pull)
-                constant = exp64(two * log64(y[i])) / (one * two)
-                value[i] = push / two - pull / one + (constant if y[i] > 0.0 else 0.0)
+                hessian[i] = np.float32(upper * push - lower * pull)
+                constant = exp64(upper * log64(y[i])) / (lower * upper)
+                value[i] = push / upper - pull / lower + (constant if y[i] > 0.0 else 0.0)
 
         return terms
 
@@ -225,13 +225,13 @@ class Tweedie(_LogLink):
         return {"name": self.name, "tweedie_power": self.power}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        one, two = 1.0 - self.power, 2.0 - self.power
-        constant = np.where(y > 0, _exp(two * _log(y)), 0.0) / (one * two)  # of y ** two
-        return constant - y * _exp(one * raw[0]) / one + _exp(two * raw[0]) / two
+        lower, upper = 1.0 - self.power, 2.0 - self.power
+        constant = np.where(y > 0, _exp(upper * _log(y)), 0.0) / (lower * upper)  # of y ** upper
+        return constant - y * _exp(lower * raw[0]) / lower + _exp(upper * raw[0]) / upper
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return _exp((2.0 - self.power) * raw) - y * _exp((1.0 - self.power) * raw)
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        one, two = 1.0 - self.power, 2.0 - self.power
-        return two * _exp(two * raw) - one * y * _exp(one * raw)
+        lower, upper = 1.0 - self.power, 2.0 - self.power
+        return upper * _exp(upper * raw) - lower * y * _exp(lower * raw)

@@ -28,26 +28,26 @@ class GradientStats:
     @classmethod
     def of_outputs(cls, outputs: Sequence[GradientStats]) -> GradientStats:
         """Return the statistics of all outputs of some rows; the loss is their sum."""
-        influence = [one.influence for one in outputs if one.influence is not None]
+        influence = [output.influence for output in outputs if output.influence is not None]
         return cls(
-            np.concatenate([one.max_gradient for one in outputs]),
-            np.concatenate([one.max_hessian for one in outputs]),
-            sum(one.coarse_loss for one in outputs),
-            sum(one.fine_loss for one in outputs),
+            np.concatenate([output.max_gradient for output in outputs]),
+            np.concatenate([output.max_hessian for output in outputs]),
+            sum(output.coarse_loss for output in outputs),
+            sum(output.fine_loss for output in outputs),
             np.concatenate(influence) if influence else None,
         )
 
-    def merge(self, other: GradientStats) -> GradientStats:
+    def merge(self, others: GradientStats) -> GradientStats:
         """Return the statistics of the rows of both: exact, associative and commutative."""
         noise = None
-        if self.noise is not None and other.noise is not None:
-            noise = tuple(map(GradientNoise.merge, self.noise, other.noise))
+        if self.noise is not None and others.noise is not None:
+            noise = tuple(map(GradientNoise.merge, self.noise, others.noise))
         return GradientStats(
-            np.maximum(self.max_gradient, other.max_gradient),
-            np.maximum(self.max_hessian, other.max_hessian),
-            self.coarse_loss + other.coarse_loss,
-            self.fine_loss + other.fine_loss,
-            None if self.influence is None or other.influence is None else self.influence + other.influence,
-            None if self.max_split is None or other.max_split is None else np.maximum(self.max_split, other.max_split),
+            np.maximum(self.max_gradient, others.max_gradient),
+            np.maximum(self.max_hessian, others.max_hessian),
+            self.coarse_loss + others.coarse_loss,
+            self.fine_loss + others.fine_loss,
+            None if self.influence is None or others.influence is None else self.influence + others.influence,
+            None if self.max_split is None or others.max_split is None else np.maximum(self.max_split, others.max_split),
             noise,
         )

@@ -102,7 +102,7 @@ def _residual_sums(rows: PartOfRows) -> _Sums:
     """Return the sums of weighted residuals and of weights, and the largest target or residual."""
     with np.errstate(over="ignore", invalid="ignore"):
         residuals = rows.target - rows.raw[0]
-        largest = max(float(np.abs(of).max(initial=0.0)) for of in (rows.target, residuals))
+        largest = max(float(np.abs(values).max(initial=0.0)) for values in (rows.target, residuals))
         return *_weighted_sums(residuals, rows.weight), largest
 
 

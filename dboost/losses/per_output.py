@@ -160,7 +160,7 @@ class PerOutput(BaseLoss):
     def as_parameter(self) -> Any:
         parameters = [part.as_parameter() for part in self.parts]
         first = parameters[0]
-        return first if all(other is first or other == first for other in parameters) else parameters
+        return first if all(parameter is first or parameter == first for parameter in parameters) else parameters
 
     def _flaws(self, y: np.ndarray) -> list[np.ndarray]:
         """Return which targets are invalid for each output: bool[n]."""

@@ -94,13 +94,13 @@ def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
 def residual_quantile(rows: AllRows, level: float) -> float:
     """Return the quantile of y - F over all rows."""
     unit = rank_unit(rows.max_weight, rows.n_rows)
-    found = find_quantiles(
+    quantiles = find_quantiles(
         lambda *digits: rows.merged(residual_digits, np.add, False, unit, *digits),
         lambda keys: rows.merged(next_residuals, np.minimum, False, keys),
         exact_level(level),
         1,
     )
-    return float(found[0])
+    return float(quantiles[0])
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def _buckets(rows: PartOfRows, unit: float, buckets: Buckets) -> np.ndarray:
 
 def _keys(rows: PartOfRows, unit: float, buckets: Buckets, wanted: np.ndarray) -> np.ndarray | None:
     """Return group 0, rank key and weight of the absolute residuals in the wanted buckets: uint64[n, 3], see `Window`."""
-    found = np.empty((FEW, 3), np.uint64)
+    keys = np.empty((FEW, 3), np.uint64)
     bounds, scratch = bucket_bounds(buckets, wanted), new_block_scratch()
-    n = collect_buckets(_residuals(rows, True), buckets, wanted, *bounds, unit, found, scratch)
-    return found[:n] if n <= FEW else None
+    n = collect_buckets(_residuals(rows, True), buckets, wanted, *bounds, unit, keys, scratch)
+    return keys[:n] if n <= FEW else None
 
 
 def _start_at(level: float, rows: InitialRows) -> np.ndarray:

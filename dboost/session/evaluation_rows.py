@@ -220,13 +220,13 @@ class EvalSet:
 
     def add(self, tree: FitTree) -> None:
         """Add a tree's leaf values to the raw scores of its outputs."""
-        grown, values = tree.grown, tree.leaf_values * self._unit
+        values = tree.leaf_values * self._unit
 
         def work(thread: int) -> None:
             for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
                 codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
                 to = tree.scores_of(fields[self._sums])
-                add_grown_tree(codes, self._layout, grown, values, to, first, last, offset)
+                add_grown_tree(codes, self._layout, tree, values, to, first, last, offset)
 
         self._team.run(work)
         self._width = 1 if values.ndim == 1 else len(values)

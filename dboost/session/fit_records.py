@@ -23,7 +23,6 @@ from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import TreeRoutes
 
 if TYPE_CHECKING:
     from dboost.data.tables.row_metadata import DataIssue
@@ -131,13 +130,14 @@ class BuildSpec:
         trees: list[FitTree] = []
         for t in range(first * k, len(model.trees)):
             tree = model.trees[t]
-            routes = TreeRoutes.of_tree(tree, self.binning)
-            if routes is None:
+            leaf_values = tree.value[tree.feature < 0].T / self.unit
+            fit_tree = FitTree.of_model(tree, self.binning, leaf_values, model.outputs_of(t).start)
+            if fit_tree is None:
                 raise ParameterError(
                     "the forest to continue was grown with other bins, so its out-of-bag predictions are unknown: leave "
                     "max_bins and random_state as they were"
                 )
-            trees.append(FitTree(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
+            trees.append(fit_tree)
         return first + 1, [tuple(trees[i : i + k]) for i in range(0, len(trees), k)]
 
     def in_unit(self, values: np.ndarray) -> np.ndarray:

@@ -16,10 +16,11 @@ from functools import cached_property, reduce
 from typing import Any
 
 from dboost.errors import ParameterError
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.streamed_grower import StreamedGrower
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 from dboost.trees.whole_tree_grower import WholeTreeGrower
 from dboost.tuning import tuning
 
@@ -27,8 +28,7 @@ from dboost.tuning import tuning
 class Grower:
     """Grows trees on the rows of a batch."""
 
-    #: Grows the whole trees of an iteration, each when it is requested; a tree is valid until the next one. None if trees grow
-    #: in rounds only.
+    #: Grows the whole trees of an iteration, each when it is requested. None if trees grow in rounds only.
     grow_trees: Callable[[Sequence[TreeTask]], Iterator[GrownTree]] | None = None
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:

@@ -24,10 +24,10 @@ from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowNumber
 from dboost.session.session import Session
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan, scan_targets
-from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.fit_trees import GrownTree, TreesSoFar
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
@@ -135,10 +135,10 @@ class LocalSessions:
             stats.append(rows.advance(self._applied, terms, values))
         return reduce(GradientStats.merge, stats)
 
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Trees grow when they are requested; over files, some of them together."""
         trees = self.session.whole_trees(tasks)
-        return map(self.trees.add, tasks, self._grow_in_rounds(tasks) if trees is None else trees)
+        return map(self.trees.add, self._grow_in_rounds(tasks) if trees is None else trees)
 
     def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         shard, (n_leaves, n_trees) = self.spec.shard, self.session.pass_width

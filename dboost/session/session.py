@@ -59,9 +59,9 @@ from dboost.session.refit_rows import rows_with_values
 from dboost.session.table_rows import BatchRows
 from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
-from dboost.trees.fit_trees import FitTree
+from dboost.trees.fit_trees import FitTree, GrownTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 from dboost.tuning import tuning
 
 Result = TypeVar("Result")
@@ -454,7 +454,7 @@ class Session:
         return self._reported_bytes - before
 
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
-        """Grow whole trees, each when it is requested; it is valid until the next one.
+        """Grow whole trees, each when it is requested.
 
         None if the rows of the session are not one batch whose grower grows whole trees: then trees grow in rounds.
         """
@@ -471,7 +471,7 @@ class Session:
         trees = self.whole_trees(tasks)
         if trees is None:
             return None
-        return [grown.copy() for grown in trees], self._counted_rows(), time.perf_counter() - started
+        return list(trees), self._counted_rows(), time.perf_counter() - started
 
     def begin_trees(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; they replace all earlier ones."""

@@ -30,7 +30,7 @@ from dboost.schema import Feature
 from dboost.session.fit_records import BuildSpec, Chosen
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
-from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.fit_trees import GrownTree, TreesSoFar
 from dboost.trees.tree_task import TreeTask
 
 Answer = TypeVar("Answer")
@@ -111,7 +111,7 @@ class Sessions(Protocol):
         terms : the loss's record for kernels.
         """
 
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Grow a tree for each task, of different outputs, and add it to the trees of the fit."""
 
     def assign_leaves(self, iteration: int) -> None:

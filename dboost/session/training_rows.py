@@ -225,7 +225,7 @@ class TrainingRows:
             def work(shard: Shard, first: int, last: int) -> None:
                 add_iterations(shard.codes, shard.layout, missed, shard.raw, first, last)
                 for tree in past.pending:
-                    assign_leaves(shard.codes, shard.layout, tree.grown)(shard.leaf[tree.output], first, last)
+                    assign_leaves(shard.codes, shard.layout, tree)(shard.leaf[tree.output], first, last)
 
             self.each(work, ["tiles", "raw", "leaf"], ["raw", "leaf"])
         if past.advanced is not None:

@@ -81,7 +81,7 @@ def train(request: FitRequest, sessions: Sessions) -> FitResult:
         with request.checkpoint or nullcontext():
             with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
                 plan = prepare(request, sessions, clock, model_so_far)
-                trees = TreesSoFar(plan.shard.n_trees, plan.shard.layout.is_categorical)
+                trees = TreesSoFar(plan.shard.n_trees)
                 encode(plan, sessions, trees, clock)
             return boost(plan, sessions, trees, clock, model_so_far)
     finally:

@@ -15,7 +15,7 @@ With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -97,7 +97,7 @@ def refit_leaves(
             description = describe(request, parameters[-1], target, sessions)
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
-            sessions.build(spec, {}, TreesSoFar(spec.shard.n_trees, spec.shard.layout.is_categorical))
+            sessions.build(spec, {}, TreesSoFar(spec.shard.n_trees))
         model_refit = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
     finally:
         sessions.close()
@@ -154,9 +154,9 @@ def with_new_leaf_values(
             tree, outputs = model.trees[t], model.outputs_of(t)
             of_outputs = []
             for output in range(outputs.start, outputs.stop):
-                sums = _leaf_sums(sessions, stats, tree.n_leaves, output)
-                of_outputs.append(estimator.values(sums, RowSubset(None, 0, output)) * start.unit)
-            trees.append(_with_values(tree, np.stack(of_outputs, axis=1), sums.reached, decay))
+                leaf_sums, reached = _leaf_sums(sessions, stats, tree.n_leaves, output)
+                of_outputs.append(estimator.values(leaf_sums, RowSubset(None, 0, output)) * start.unit)
+            trees.append(_with_values(tree, np.stack(of_outputs, axis=1), reached, decay))
             values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
         stats = estimator.add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
@@ -203,19 +203,11 @@ def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | 
     return replace(parameters, criterion="newton", influence_trimming=None)
 
 
-@dataclass(frozen=True, eq=False)
-class _LeafSums:
-    """Exact sums over the rows of a tree's leaves."""
-
-    n_leaves: int
-    leaf_sums: np.ndarray  # float64[n_leaves, 2], of gradients and Hessians
-    reached: np.ndarray  # bool[n_leaves], whether the leaf has rows
-
-
-def _leaf_sums(sessions: Sessions, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
+def _leaf_sums(sessions: Sessions, stats: GradientStats, n_leaves: int, output: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return exact sums of gradients and Hessians by leaf (float64[n_leaves, 2]), and whether the leaf has rows."""
     units = [unit_for(float(largest[output]), sessions.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
     totals = leaf_totals.merged(sessions.statistics(leaf_totals, output, n_leaves, *units))
-    return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
+    return totals[:, :2] / units, totals[:, 2] > 0
 
 
 def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: float) -> Tree:

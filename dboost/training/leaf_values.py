@@ -60,7 +60,7 @@ from dboost.rows.statistics import (
 from dboost.session.sessions import Sessions
 from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
-from dboost.trees.tree_task import LeafSums, StepLimits, bounded, leaf_values, newton_steps
+from dboost.trees.tree_task import StepLimits, bounded, leaf_values, newton_steps
 
 #: Products of gradients may be larger than their bound by so many bits, see `LeafEstimator`.
 _SPARE_BITS = 10
@@ -176,15 +176,18 @@ class LeafEstimator:
                 values[rows] = bounded(self._residual_steps(sums.shape[1], subset, outputs), parameters, limits)
         return values
 
-    def values(self, grown: LeafSums, subset: RowSubset) -> np.ndarray:
-        """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""
+    def values(self, leaf_sums: np.ndarray, subset: RowSubset) -> np.ndarray:
+        """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves].
+
+        leaf_sums : exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2].
+        """
         parameters, leaves = self._parameters, self._loss.leaves[subset.output]
         if parameters.step == "leaf":
             if leaves.statistic != "newton":
                 alone = range(subset.output, subset.output + 1)
-                return bounded(self._residual_steps(grown.n_leaves, subset, alone)[0], parameters, leaves)
-            return leaf_values(self._newton_sums(grown, subset), parameters, leaves)
-        steps = newton_steps(grown.leaf_sums, parameters)
+                return bounded(self._residual_steps(len(leaf_sums), subset, alone)[0], parameters, leaves)
+            return leaf_values(self._newton_sums(leaf_sums, subset), parameters, leaves)
+        steps = newton_steps(leaf_sums, parameters)
         if parameters.criterion == "newton":
             steps = steps * leaves.step_factor
         if parameters.step == "line_search":
@@ -209,13 +212,13 @@ class LeafEstimator:
         """Return a statistic of all training rows."""
         return statistic.merged(self._sessions.statistics(statistic, *arguments))
 
-    def _newton_sums(self, grown: LeafSums, subset: RowSubset) -> np.ndarray:
-        """Return sums of gradients and second derivatives: float64[n_leaves, 2]."""
+    def _newton_sums(self, leaf_sums: np.ndarray, subset: RowSubset) -> np.ndarray:
+        """Return sums of gradients and second derivatives: float64[n_leaves, 2]. leaf_sums : those that the tree grew by."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
-            return grown.leaf_sums
+            return leaf_sums
         unit = unit_for(float(self._max_hessian[subset.output]), self._rows.n_rows)
-        sums = self._merged(loss_hessian_sums, subset, grown.n_leaves, unit)
-        return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
+        sums = self._merged(loss_hessian_sums, subset, len(leaf_sums), unit)
+        return np.column_stack([leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, n_leaves: int, subset: RowSubset, outputs: range) -> np.ndarray:
         """Return quantiles of the leaves' residuals for some outputs, or clipped steps from these:

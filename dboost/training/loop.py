@@ -40,7 +40,7 @@ from dboost.training.scores import Scores, diverged
 from dboost.training.target_stats import in_units_of
 from dboost.training.tasks import Tasks
 from dboost.trees.finished_trees import finished_trees
-from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.fit_trees import GrownTree, TreesSoFar
 from dboost.trees.tree_task import TreeTask
 
 
@@ -141,7 +141,7 @@ class BoostingLoop:
         """Return the learning rates of the fit's iterations up to the last one, also of those before it was resumed."""
         n_earlier, k = self.warm_start.n_earlier, self.empty.trees_per_iteration
         rates = [self.rates.planned(iteration) for iteration in range(n_earlier + 1, self.n_before + 1)]
-        rates += [tree.model_part.learning_rate for tree in self.trees.trees[::k]]
+        rates += [tree.learning_rate for tree in self.trees.trees[::k]]
         return rates[: last - n_earlier]
 
     def _resume(self, current: dict[str, float]) -> dict[str, float]:
@@ -267,11 +267,11 @@ class BoostingLoop:
             self.parameters = replace(self.parameters, learning_rate=rate)
             self.leaf_estimator.use(self.parameters)
 
-    def _set_values(self, task: TreeTask, tree: FitTree, iteration: int) -> np.ndarray:
+    def _set_values(self, task: TreeTask, tree: GrownTree, iteration: int) -> np.ndarray:
         """Compute the leaf values of a tree; return them."""
         sums = None
         if self.plan.shard.width == 1:
-            values = self.leaf_estimator.values(tree, task.row_subset)
+            values = self.leaf_estimator.values(tree.leaf_sums, task.row_subset)
         else:
             sums = self.leaf_estimator.output_sums(tree.n_leaves, task.row_subset)
             values = self.leaf_estimator.values_of_outputs(sums, task.row_subset)

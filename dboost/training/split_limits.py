@@ -16,7 +16,7 @@ import numpy as np
 
 from dboost.display import number
 from dboost.training.target_stats import LEAST_SPREAD
-from dboost.trees.fit_trees import FitTree
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_task import TreeTask
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _have_splits(loop: BoostingLoop, tasks: list[TreeTask], names: Collection[st
     return any(grown.n_nodes > 1 for grown in _searched(loop, relaxed))
 
 
-def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[FitTree]:
+def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
     """Return trees with at most one split, and take them back."""
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
     n_trees = len(loop.trees)

@@ -25,7 +25,6 @@ from dboost.kernels.predict import (
 from dboost.kernels.rows import add_tree
 from dboost.rows.shard import BinnedColumns
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import GrownTree
 
 #: Rows to which so many trees are applied before the next rows.
 _BLOCK, _TREES = 16_384, 64
@@ -50,7 +49,7 @@ class ConsecutiveCodes(NamedTuple):
 def add_grown_tree(
     codes: BinnedColumns,
     layout: BinLayout,
-    grown: GrownTree,
+    tree: FitTree,
     values: np.ndarray,
     raw: np.ndarray,
     first: int,
@@ -61,20 +60,20 @@ def add_grown_tree(
 
     values, raw : float64[n_leaves] and float64[n_rows], or of several outputs both with a first axis.
     """
-    least = _ROWS_OF_MASKS if grown.n_leaves <= MASK_LEAVES else _ROWS_OF_TABLES * grown.n_leaves
-    find = leaf_finder(codes, layout, grown) if last - first >= least else None
+    least = _ROWS_OF_MASKS if tree.n_leaves <= MASK_LEAVES else _ROWS_OF_TABLES * tree.n_leaves
+    find = leaf_finder(codes, layout, tree) if last - first >= least else None
     begin, end = first + offset, last + offset
     if find is None and (values.ndim > 1 or offset):  # rows find their leaves once
         reached = np.zeros(end)
-        add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, begin, end)
+        add_grown_tree(codes, layout, tree, np.arange(tree.n_leaves, dtype=np.float64), reached, begin, end)
         raw[..., first:last] += values[..., reached[begin:end].astype(np.int64)]
         return
     if find is None:
-        # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
-        of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
-        add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
+        nodes = tree.nodes
+        node_values = values.take(nodes.leaf_of, mode="clip")  # `leaf_of` is meaningless in splits
+        add_tree(codes, layout, nodes, tree.left_codes, node_values, first, last, raw)
         return
-    leaf: np.ndarray = np.empty(end, np.uint8 if grown.n_leaves <= 256 else np.int32)
+    leaf: np.ndarray = np.empty(end, np.uint8 if tree.n_leaves <= 256 else np.int32)
     find(leaf, begin, end)
     for at in range(first, last, _BLOCK):
         to = min(at + _BLOCK, last)
@@ -88,64 +87,62 @@ def add_iterations(
 
     Block by block, so that a block's codes and scores stay in the cache while all trees are applied to it.
     """
-    trees = [tree for of_iteration in iterations for tree in of_iteration]
+    trees = [tree for iteration in iterations for tree in iteration]
     for at in range(0, len(trees), _TREES):
-        some = [(tree.grown, tree.leaf_values, tree.scores_of(raw)) for tree in trees[at : at + _TREES]]
         for begin in range(first, last, _BLOCK):
             end = min(begin + _BLOCK, last)
-            for grown, values, of_output in some:
-                add_grown_tree(codes, layout, grown, values, of_output, begin, end)
+            for tree in trees[at : at + _TREES]:
+                add_grown_tree(codes, layout, tree, tree.leaf_values, tree.scores_of(raw), begin, end)
 
 
-def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None] | None:
+def leaf_finder(codes: BinnedColumns, layout: BinLayout, tree: FitTree) -> Callable[[np.ndarray, int, int], None] | None:
     """Return a function that writes the leaves of rows first…last-1 into an array of leaf numbers.
 
     None if the tree tests codes of two bytes.
     """
-    n, nodes = grown.n_nodes, grown.nodes
-    if grown.n_leaves <= MASK_LEAVES:
+    n, nodes, left_codes = tree.n_nodes, tree.nodes, tree.left_codes
+    if tree.n_leaves <= MASK_LEAVES:
         mask_splits = new_mask_splits()
         below, leaves = np.empty((2, n), np.int64)
-        n_splits = prepare_masks(nodes, n, grown.leaf_of, grown.left_codes, layout, codes.row_of, below, leaves, mask_splits)
+        n_splits = prepare_masks(nodes, left_codes, layout, codes.row_of, below, leaves, mask_splits)
         if n_splits >= 0:
             return lambda leaf, first, last: label_by_masks(
                 codes.narrow, mask_splits, n_splits, first, last, np.empty((N_PLANES + 1, BLOCK), np.uint8), leaf
             )
-    child, feature = nodes.child[:n], nodes.feature[:n]
-    splits = np.flatnonzero(child >= 0)
-    step = codes.row_of[np.maximum(feature, 0)]
+    splits = np.flatnonzero(nodes.child >= 0)
+    step = codes.row_of[np.maximum(nodes.feature, 0)]
     if (step[splits] < 0).any():
         return None
     # Bytes if there are few nodes: then the table fits the fastest cache.
     follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
-        f, left = int(feature[node]), np.zeros(256, bool)
+        f, left = int(nodes.feature[node]), np.zeros(256, bool)
         n_bins = int(layout.n_bins[f])
         if layout.is_categorical[f]:
-            left[:n_bins] = grown.left_codes[node, :n_bins]
+            left[:n_bins] = left_codes[node, :n_bins]
         else:
             left[: int(nodes.split_bin[node]) + 1] = True
         left[n_bins] = nodes.missing_left[node]
-        follows[node] = child[node] + ~left
-    depth = int(nodes.depth[:n].max())
+        follows[node] = nodes.child[node] + ~left
+    depth = int(nodes.depth.max())
     return lambda leaf, first, last: label_by_tables(
-        codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
+        codes.narrow, np.maximum(step, 0), follows, nodes.leaf_of, depth, first, last, leaf
     )
 
 
-def assign_leaves(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
+def assign_leaves(codes: BinnedColumns, layout: BinLayout, tree: FitTree) -> Callable[[np.ndarray, int, int], None]:
     """Return a function that writes the leaves of rows first…last-1: `leaf_finder`, or a slower one for codes of two bytes."""
 
     def slowly(leaf: np.ndarray, first: int, last: int) -> None:
-        reached, numbers = np.zeros(len(leaf)), np.arange(grown.n_leaves, dtype=np.float64)
-        add_grown_tree(codes, layout, grown, numbers, reached, first, last)
+        reached, numbers = np.zeros(len(leaf)), np.arange(tree.n_leaves, dtype=np.float64)
+        add_grown_tree(codes, layout, tree, numbers, reached, first, last)
         leaf[first:last] = reached[first:last]
 
-    return leaf_finder(codes, layout, grown) or slowly
+    return leaf_finder(codes, layout, tree) or slowly
 
 
-def leaves_of(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> np.ndarray:
+def leaves_of(codes: BinnedColumns, layout: BinLayout, tree: FitTree) -> np.ndarray:
     """Return the leaf of each row: float64[n_rows], integers."""
     reached = np.zeros(codes.n_rows)
-    add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, 0, codes.n_rows)
+    add_grown_tree(codes, layout, tree, np.arange(tree.n_leaves, dtype=np.float64), reached, 0, codes.n_rows)
     return reached

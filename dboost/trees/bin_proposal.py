@@ -33,7 +33,7 @@ import numpy as np
 
 from dboost.kernels.bins import ProposalBuffers
 from dboost.rows.bin_merge import BinMerge
-from dboost.trees.tree_task import GrownTree
+from dboost.trees.fit_trees import FitTree
 
 #: Fine bins per bin, with ``split_proposal="node"``: a node with one row in sixteen still has bins of its own width.
 FINE_BINS_PER_BIN = 16
@@ -44,15 +44,15 @@ def new_proposal_buffers(n_bins: int) -> ProposalBuffers:
     return ProposalBuffers(np.zeros(n_bins, np.int64), np.zeros((3, n_bins + 1)))
 
 
-def in_fine_bins(grown: GrownTree, bin_merge: BinMerge | None, kept: np.ndarray) -> None:
+def in_fine_bins(tree: FitTree, bin_merge: BinMerge | None, kept: np.ndarray) -> None:
     """Convert the splits of a tree from bins to fine bins, in place.
 
     kept : bool[n_features], features whose bins are their fine bins.
     """
     if bin_merge is None:
         return
-    n, nodes = grown.n_nodes, grown.nodes
-    for node in np.flatnonzero(nodes.child[:n] >= 0):
+    nodes = tree.nodes
+    for node in np.flatnonzero(nodes.child >= 0):
         feature = nodes.feature[node]
         if not kept[feature]:
             # A split after the last bin separates the missing values, and so does one after the last fine bin.

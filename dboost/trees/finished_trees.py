@@ -1,6 +1,6 @@
 """The trees of a model, from those that were grown.
 
-A fit keeps a `FitTree` of each grown tree. A `Tree` has depth-first numbering, thresholds instead of bins, and sums and
+A fit has a list of `GrownTree`. A `Tree` has depth-first numbering, thresholds instead of bins, and sums and
 values of inner nodes, which follow from those of the leaves. `finished_trees` makes the trees of a model together: the nodes of
 many trees are one array, and a pass over one level of all of them takes as long as a few nodes in Python. A step that needs the
 children goes from the lowest level up, one that needs the parent from the roots down.
@@ -9,7 +9,7 @@ children goes from the lowest level up, one that needs the parent from the roots
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from dboost.data.columns.binning import Binning
 from dboost.losses import BaseLoss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.trees.fit_trees import FitTree
+from dboost.trees.fit_trees import GrownTree, TreeNodes
 from dboost.trees.tree_task import (
     StepLimits,
     follow_sums,
@@ -32,32 +32,32 @@ from dboost.trees.tree_task import (
 _NODES_TOGETHER = 1 << 16
 
 
-def finished_trees(trees: Sequence[FitTree], binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
+def finished_trees(trees: Sequence[GrownTree], binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
     """Return the trees of a model; those of one fit, which have all one value per leaf or all several."""
-    found, some, n_nodes = [], [], 0
+    finished, together, n_nodes = [], [], 0
     for tree in trees:
-        some.append(tree)
+        together.append(tree)
         n_nodes += tree.n_nodes
         if n_nodes >= _NODES_TOGETHER:
-            found += _Nodes(some).finished(binning, parameters, loss)
-            some, n_nodes = [], 0
-    return found + (_Nodes(some).finished(binning, parameters, loss) if some else [])
+            finished += _Nodes(together).finished(binning, parameters, loss)
+            together, n_nodes = [], 0
+    return finished + (_Nodes(together).finished(binning, parameters, loss) if together else [])
 
 
 class _Nodes:
     """The nodes of some trees, one tree after the other, in growth order; the leaves likewise."""
 
-    def __init__(self, trees: Sequence[FitTree]) -> None:
-        self.trees, self.parts = trees, [one.model_part for one in trees]
-        self.sizes = [one.n_nodes for one in trees]
+    def __init__(self, trees: Sequence[GrownTree]) -> None:
+        self.trees, self.sizes = trees, [tree.n_nodes for tree in trees]
         self.start: np.ndarray = np.cumsum([0, *self.sizes])
         first_node = np.repeat(self.start[:-1], self.sizes)
-        self.feature = self._joined(lambda one: one.routes.nodes[0])
-        child = self._joined(lambda one: one.routes.nodes[3])
+        table = TreeNodes(*np.concatenate([tree.table for tree in trees], axis=1))
+        self.feature, self.split_bin, self.missing_left = table.feature, table.split_bin, table.missing_left
+        child = table.child
         self.is_split = child >= 0
         self.child = np.where(self.is_split, child + first_node, -1)
-        first_leaf = np.cumsum([0, *(one.leaf_values.shape[-1] for one in trees)])[:-1]
-        self.leaf_of = self._joined(lambda one: one.routes.leaf_of) + np.repeat(first_leaf, self.sizes)
+        first_leaf = np.cumsum([0, *(tree.n_leaves for tree in trees)])[:-1]
+        self.leaf_of = table.leaf_of + np.repeat(first_leaf, self.sizes)
         #: The splits of each level, from the roots down.
         self.splits: list[np.ndarray] = []
         level = self.start[:-1]
@@ -78,28 +78,24 @@ class _Nodes:
         self.order = np.empty(len(child), np.int64)  # depth-first: the node at each position
         self.order[self.position + first_node] = np.arange(len(child))
 
-    def _joined(self, of: Callable[[FitTree], np.ndarray]) -> np.ndarray:
-        return np.concatenate([of(one) for one in self.trees])
-
-    def _of_nodes(self, of: Callable[[FitTree], float]) -> np.ndarray:
+    def _for_nodes(self, numbers: Sequence[float]) -> np.ndarray:
         """Return a number of each tree for all of its nodes."""
-        return np.repeat([of(one) for one in self.trees], self.sizes)
+        return np.repeat(numbers, self.sizes)
 
     def finished(self, binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
         """Return the trees."""
         order, is_split = self.order, self.is_split
         right = np.where(is_split, self.position[np.where(is_split, self.child + 1, 0)], -1)
         cover, value, gained = self._sums_and_values(parameters, loss)
-        missing_left = self._joined(lambda one: one.routes.nodes[2])
         columns = {
             "feature": np.where(is_split, self.feature, -1).astype(np.int32),
             "threshold": self._thresholds(binning),
-            "missing_left": is_split & (missing_left != 0),
+            "missing_left": is_split & (self.missing_left != 0),
             "left": np.where(is_split, self.position[self.child], -1).astype(np.int32),
             "right": right.astype(np.int32),
             "gain": np.where(is_split, gained - parameters.leaf_penalty, 0.0),
             "cover": cover,
-            "count": np.concatenate([part.n_rows for part in self.parts]),
+            "count": np.concatenate([tree.count for tree in self.trees]),
             "value": value,
         }
         ordered = {name: values[order] for name, values in columns.items()}
@@ -115,48 +111,47 @@ class _Nodes:
         threshold = np.full(len(self.feature), math.nan)
         nodes = np.flatnonzero(self.is_split)
         nodes = nodes[~binning.is_categorical[self.feature[nodes]]]
-        used, which = np.unique(self.feature[nodes], return_inverse=True)
+        used, row = np.unique(self.feature[nodes], return_inverse=True)
         edges = [np.append(edges, math.inf) for edges in map(binning.edges.__getitem__, used.tolist()) if edges is not None]
         if edges:
-            last = np.cumsum([len(one) for one in edges]) - 1
+            last = np.cumsum([len(row_of_edges) for row_of_edges in edges]) - 1
             first = np.append(0, last[:-1] + 1)
-            split_bin = self._joined(lambda one: one.routes.nodes[1])[nodes]
-            threshold[nodes] = np.concatenate(edges)[np.minimum(first[which] + split_bin, last[which])]
+            threshold[nodes] = np.concatenate(edges)[np.minimum(first[row] + self.split_bin[nodes], last[row])]
         return threshold
 
     def _categories(self, binning: Binning) -> Iterator[tuple[np.ndarray | None, ...]]:
         """Yield the categories that go left, in depth-first order, of each tree."""
         n_bins = binning.n_bins
-        for one, first in zip(self.trees, self.start.tolist(), strict=False):
-            found: list[np.ndarray | None] = [None] * one.n_nodes
-            nodes = one.routes.sets.nodes.tolist()
-            for node, goes_left in zip(nodes, one.routes.sets.goes_left() if nodes else (), strict=True):
-                levels = goes_left[: n_bins[one.routes.nodes[0, node]]]
-                found[self.position[first + node]] = np.flatnonzero(levels).astype(np.int32)
-            yield tuple(found)
+        for tree, first in zip(self.trees, self.start.tolist(), strict=False):
+            categories: list[np.ndarray | None] = [None] * tree.n_nodes
+            nodes = tree.sets.nodes.tolist()
+            for node, goes_left in zip(nodes, tree.sets.goes_left() if nodes else (), strict=True):
+                levels = goes_left[: n_bins[self.feature[first + node]]]
+                categories[self.position[first + node]] = np.flatnonzero(levels).astype(np.int32)
+            yield tuple(categories)
 
     def _sums_and_values(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the cover, values and gains of all nodes: float64[n_nodes], values of several outputs [n_nodes, n_outputs]."""
-        if self.parts[0].sums.ndim == 3:
+        if self.trees[0].leaf_sums.ndim == 3:
             return self._of_outputs(parameters, loss)
-        sums = self._node_sums(np.concatenate([part.sums for part in self.parts]))
+        sums = self._node_sums(np.concatenate([tree.leaf_sums for tree in self.trees]))
         values, follow = np.empty(len(sums)), np.empty(len(sums), bool)
-        kinds = self._of_nodes(lambda one: self._kinds[one.model_part.learning_rate, one.output])
+        kinds = self._for_nodes([self._kinds[tree.learning_rate, tree.output] for tree in self.trees])
         for (rate, output), kind in self._kinds.items():
             nodes = slice(None) if len(self._kinds) == 1 else np.flatnonzero(kinds == kind)
             at_rate, leaves = _at_rate(parameters, rate), loss.leaves[output]
             values[nodes] = leaf_values(sums[nodes], at_rate, leaves)
             follow[nodes] = follow_sums(at_rate, leaves)
-        self._set_values(values, self._joined(lambda one: one.leaf_values), follow)
-        gain = np.concatenate([part.gain for part in self.parts])
-        return sums[:, 1], values, -gain * self._of_nodes(lambda one: one.model_part.gain_unit)
+        self._set_values(values, np.concatenate([tree.leaf_values for tree in self.trees]), follow)
+        gain = np.concatenate([tree.gain for tree in self.trees])
+        return sums[:, 1], values, -gain * self._for_nodes([tree.gain_unit for tree in self.trees])
 
     @cached_property
     def _kinds(self) -> dict[tuple[float, int], int]:
         """A number for each learning rate and output."""
         kinds: dict[tuple[float, int], int] = {}
-        for one in self.trees:
-            kinds.setdefault((one.model_part.learning_rate, one.output), len(kinds))
+        for tree in self.trees:
+            kinds.setdefault((tree.learning_rate, tree.output), len(kinds))
         return kinds
 
     def _node_sums(self, of_leaves: np.ndarray) -> np.ndarray:
@@ -175,13 +170,13 @@ class _Nodes:
         The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
         along the direction that the tree was grown by.
         """
-        of_leaves = np.concatenate([part.sums.swapaxes(0, 1) for part in self.parts])
+        of_leaves = np.concatenate([tree.leaf_sums.swapaxes(0, 1) for tree in self.trees])
         sums = np.ascontiguousarray(self._node_sums(of_leaves).swapaxes(0, 1))
         splits = np.flatnonzero(self.is_split)
         left = self.child[splits]
         limits, values = StepLimits.of(loss.leaves), np.empty(sums.shape[:2])
-        rates = self._of_nodes(lambda one: one.model_part.learning_rate)
-        for rate in {part.learning_rate for part in self.parts}:
+        rates = self._for_nodes([tree.learning_rate for tree in self.trees])
+        for rate in {tree.learning_rate for tree in self.trees}:
             nodes = np.flatnonzero(rates == rate)
             values[:, nodes] = leaf_values(sums[:, nodes], _at_rate(parameters, rate), limits)
         scores = -0.5 * newton_steps(sums, parameters) * thresholded(sums[..., 0], parameters)
@@ -191,18 +186,18 @@ class _Nodes:
             gained[splits] += score[left] + score[left + 1] - score[splits]
         values = np.ascontiguousarray(values.T)
         follow = np.array([follow_sums(parameters, leaves) for leaves in loss.leaves])
-        own = np.concatenate([one.leaf_values.T for one in self.trees])
-        self._set_values(values, own, np.broadcast_to(follow, values.shape))
+        values_of_leaves = np.concatenate([tree.leaf_values.T for tree in self.trees])
+        self._set_values(values, values_of_leaves, np.broadcast_to(follow, values.shape))
         return cover / len(sums), values, gained
 
     def _set_values(self, values: np.ndarray, of_leaves: np.ndarray, follow: np.ndarray) -> None:
-        """Replace values of nodes by their sums (float64[n_nodes, …]): of leaves by their own, of inner nodes by the means over
-        their rows, unless the values of the leaves `follow` from the sums (bool[n_nodes, …])."""
+        """Replace values of nodes by their sums (float64[n_nodes, …]): those of leaves by `of_leaves`, those of inner nodes
+        by the means over their rows, unless the values of the leaves `follow` from the sums (bool[n_nodes, …])."""
         is_leaf = ~self.is_split
         values[is_leaf] = of_leaves[self.leaf_of[is_leaf]]
         if follow.all():
             return
-        n_rows = np.concatenate([part.n_rows for part in self.parts]).reshape(-1, *[1] * (values.ndim - 1))
+        n_rows = np.concatenate([tree.count for tree in self.trees]).reshape(-1, *[1] * (values.ndim - 1))
         for splits in reversed(self.splits):
             left = self.child[splits]
             n_left, n_right = n_rows[left], n_rows[left + 1]

@@ -5,105 +5,194 @@ the first `n_applied` trees; the others are *pending*: rows are assigned to thei
 values. Rows that are read again after a loss replay the list, evaluation sets add the trees that they lack, and checkpoint and
 model are made from it.
 
+A tree has three forms: `trees.tree_task.NodeArrays` while it grows, `FitTree` in training, and `model.ensemble.Tree` in the
+model (`trees.finished_trees`). The loop has a `GrownTree`, i.e. a `FitTree` and what only the model needs.
+
 With arcbites the model is cut back after a visit, to a *mark*: a number of trees at which evaluation sets save their scores.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from dboost.trees.tree_task import GrownTree, TreeRoutes, TreeTask
+from dboost.data.columns.binning import Binning
+from dboost.model.ensemble import Tree
+from dboost.trees.tree_task import NodeArrays, TreeTask
+
+#: The leaf values of a tree that are not computed yet.
+_PENDING = np.empty(0)
 
 
-class ModelPart(NamedTuple):
-    """What only the model needs of a tree."""
+class TreeNodes(NamedTuple):
+    """The nodes of a tree in the order of growth, as kernels route rows by them: int32[n_nodes] each."""
 
-    gain: np.ndarray  # float64[n_nodes]
-    n_rows: np.ndarray  # int64[n_nodes]
-    #: Exact sums of gradients and Hessians by leaf: float64[n_leaves, 2], of several outputs float64[n_outputs, n_leaves, 2].
-    sums: np.ndarray
-    gain_unit: float  # factor from a score of quantised sums to units of the loss
-    learning_rate: float = 0.0
-    bounds: np.ndarray | None = None  # float64[n_leaves, 2]: of the values of a constrained tree; None for others
+    feature: np.ndarray  # split feature, -1 in a leaf
+    split_bin: np.ndarray  # last bin that goes left
+    missing_left: np.ndarray
+    child: np.ndarray  # left child (the right one follows), -1 in a leaf
+    depth: np.ndarray
+    leaf_of: np.ndarray  # number of the leaf from left to right; meaningless in splits
+
+
+class CategorySets(NamedTuple):
+    """The categories that go left at the categorical splits of a tree, as bits: a tree may have thousands at many nodes."""
+
+    nodes: np.ndarray  # int32[n_sets], ascending
+    bits: np.ndarray  # uint8[n_sets, n_bytes]
+    n_codes: int
+
+    @classmethod
+    def of(cls, nodes: TreeNodes, left_codes: np.ndarray, is_categorical: np.ndarray) -> CategorySets:
+        """Copy the sets of a tree. left_codes : uint8[>= n_nodes, n_codes]; is_categorical : uint8[n_features]."""
+        n_codes = left_codes.shape[1]
+        if not is_categorical.any():
+            return cls(np.empty(0, np.int32), np.empty((0, -(-n_codes // 8)), np.uint8), n_codes)
+        numbers = np.flatnonzero((nodes.child >= 0) & (is_categorical[np.maximum(nodes.feature, 0)] != 0))
+        return cls(numbers.astype(np.int32), np.packbits(left_codes[numbers], axis=1), n_codes)
+
+    def left_codes(self, n_nodes: int) -> np.ndarray:
+        """Return the sets of all nodes, empty ones for other splits and leaves: uint8[n_nodes, n_codes]."""
+        left_codes = np.zeros((n_nodes, self.n_codes), np.uint8)
+        if len(self.nodes):
+            left_codes[self.nodes] = self.goes_left()
+        return left_codes
+
+    def goes_left(self) -> np.ndarray:
+        """Return the sets of `nodes`: uint8[n_sets, n_codes]."""
+        return np.unpackbits(self.bits, axis=1, count=self.n_codes)
 
 
 @dataclass(eq=False)
 class FitTree:
-    """A tree of a fit. It owns its arrays."""
+    """A tree of a fit, as rows need it: in bin codes. It owns its arrays."""
 
-    routes: TreeRoutes
-    values: np.ndarray | None  # float64[n_leaves], of a tree of several outputs float64[width, n_leaves]; None until computed
+    table: np.ndarray  # int32[6, n_nodes], the fields of `TreeNodes`
+    n_leaves: int
+    sets: CategorySets
     output: int  # the first one
-    of_model: ModelPart | None = None  # None in sessions
+    #: float64[n_leaves], of a tree of several outputs float64[width, n_leaves]; empty until they are computed.
+    leaf_values: np.ndarray
 
     @classmethod
-    def of(cls, grown: GrownTree, task: TreeTask, is_categorical: np.ndarray) -> FitTree:
-        """Copy what is needed of a tree in the buffers of a grower. is_categorical : uint8[n_features]."""
-        n, nodes, bounds = grown.n_nodes, grown.nodes, None
-        if task.direction is not None:
-            leaves = np.flatnonzero(nodes.child[:n] < 0)
-            bounds = np.empty((grown.n_leaves, 2))
-            bounds[grown.leaf_of[leaves]] = nodes.total[leaves, 3:]
-        part = ModelPart(nodes.gain[:n].copy(), grown.n_rows[:n].copy(), grown.leaf_sums, task.gain_unit, bounds=bounds)
-        return cls(TreeRoutes.of(grown, is_categorical), None, task.output, part)
-
-    def complete(self, values: np.ndarray, learning_rate: float, sums: np.ndarray | None = None) -> None:
-        """Set what leaves add to the scores. sums : of all outputs, default those that the tree was grown by."""
-        self.values, part = values, self.model_part
-        self.of_model = part._replace(learning_rate=learning_rate, sums=part.sums if sums is None else sums)
-
-    def for_sessions(self) -> FitTree:
-        """Return what rows need of the tree, without what only the model needs."""
-        return replace(self, of_model=None)
+    def of_model(cls, tree: Tree, binning: Binning, leaf_values: np.ndarray, output: int) -> FitTree | None:
+        """Return a tree of a model among the bins of its features; None if it has thresholds that are no edges."""
+        n, n_bins = tree.n_nodes, binning.n_bins
+        table, sets = np.full((6, n), -1, np.int32), {}
+        table[1:3] = table[4:] = 0
+        leaves: np.ndarray = np.cumsum(tree.feature < 0) - 1
+        pending, n_placed = [(0, 0)], 1  # a node and its place; children are placed side by side
+        while pending:
+            node, at = pending.pop()
+            feature = int(tree.feature[node])
+            if feature < 0:
+                table[5, at] = leaves[node]
+                continue
+            edges, codes, split_bin = binning.edges[feature], tree.categories[node], 0
+            if codes is not None:
+                sets[at] = codes
+            elif edges is not None:
+                threshold = float(tree.threshold[node])
+                split_bin = int(np.searchsorted(edges, threshold))
+                if threshold < math.inf and (split_bin == len(edges) or edges[split_bin] != threshold):
+                    return None
+            table[:4, at] = feature, split_bin, tree.missing_left[node], n_placed
+            table[4, n_placed : n_placed + 2] = table[4, at] + 1
+            pending += [(int(tree.left[node]), n_placed), (int(tree.right[node]), n_placed + 1)]
+            n_placed += 2
+        goes_left = np.zeros((len(sets), int(n_bins.max()) + 1), np.uint8)
+        places = sorted(sets)
+        for row, at in zip(goes_left, places, strict=True):
+            row[sets[at]] = 1
+        bits = np.packbits(goes_left, axis=1)
+        sets_of_tree = CategorySets(np.array(places, np.int32), bits, goes_left.shape[1])
+        return cls(table, tree.n_leaves, sets_of_tree, output, leaf_values)
 
     @property
-    def model_part(self) -> ModelPart:
-        assert self.of_model is not None, "a tree in a session"
-        return self.of_model
-
-    @property
-    def leaf_values(self) -> np.ndarray:
-        assert self.values is not None, "a tree whose values are not computed yet"
-        return self.values
+    def nodes(self) -> TreeNodes:
+        """The nodes: views of `table`."""
+        return TreeNodes(*self.table)
 
     @property
     def n_nodes(self) -> int:
-        return self.routes.nodes.shape[1]
+        return self.table.shape[1]
 
     @property
-    def n_leaves(self) -> int:
-        return self.routes.n_leaves
+    def left_codes(self) -> np.ndarray:
+        """The bin codes that go left at categorical splits: uint8[n_nodes, n_codes]."""
+        return self.sets.left_codes(self.n_nodes)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the leaf values are not computed yet."""
+        return self.leaf_values.size == 0
+
+    def scores_of(self, raw: np.ndarray) -> np.ndarray:
+        """Return the scores that the leaf values are added to, in the shape of these. raw : float64[n_outputs, n_rows]."""
+        values, output = self.leaf_values, self.output
+        return raw[output] if values.ndim == 1 else raw[output : output + len(values)]
+
+
+@dataclass(eq=False)
+class GrownTree(FitTree):
+    """A tree that this fit has grown, with what only leaf values and the model need of it."""
+
+    gain: np.ndarray  # float64[n_nodes]
+    count: np.ndarray  # int64[n_nodes]: rows
+    #: Exact sums of gradients and Hessians by leaf, in the loss's units: float64[n_leaves, 2], of the derivatives along a
+    #: direction if the tree has several outputs; from `complete` on those of all outputs, float64[n_outputs, n_leaves, 2].
+    leaf_sums: np.ndarray
+    gain_unit: float  # factor from a score of quantised sums to units of the loss
+    bounds: np.ndarray | None  # float64[n_leaves, 2]: of the values of a constrained tree; None for others
+    learning_rate: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        task: TreeTask,
+        nodes: NodeArrays,
+        count: np.ndarray,
+        leaf_of: np.ndarray,
+        leaf_sums: np.ndarray,
+        left_codes: np.ndarray,
+        is_categorical: np.ndarray,
+    ) -> GrownTree:
+        """Copy a tree from the buffers of a grower, which may be longer than `count`.
+
+        count : int64[n_nodes], not copied; leaf_of : int64[>= n_nodes]; leaf_sums : float64[n_leaves, 2], not copied;
+        left_codes : uint8[>= n_nodes, n_codes]; is_categorical : uint8[n_features].
+        """
+        n, n_leaves, bounds = len(count), len(leaf_sums), None
+        columns = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child, nodes.depth, leaf_of
+        table = np.array([column[:n] for column in columns], np.int32)
+        if task.direction is not None:
+            leaves = np.flatnonzero(nodes.child[:n] < 0)
+            bounds = np.empty((n_leaves, 2))
+            bounds[leaf_of[leaves]] = nodes.total[leaves, 3:]
+        sets = CategorySets.of(TreeNodes(*table), left_codes, is_categorical)
+        gain = nodes.gain[:n].copy()
+        return cls(table, n_leaves, sets, task.output, _PENDING, gain, count, leaf_sums, task.gain_unit, bounds)
+
+    def complete(self, leaf_values: np.ndarray, learning_rate: float, sums: np.ndarray | None = None) -> None:
+        """Set what leaves add to the scores. sums : of all outputs, default those that the tree was grown by."""
+        self.leaf_values, self.learning_rate = leaf_values, learning_rate
+        self.leaf_sums = self.leaf_sums if sums is None else sums
+
+    def for_sessions(self) -> FitTree:
+        """Return what rows need of the tree."""
+        return FitTree(self.table, self.n_leaves, self.sets, self.output, self.leaf_values)
 
     @property
     def n_rows(self) -> int:
         """Number of rows that the tree was grown from."""
-        return int(self.model_part.n_rows[0])
-
-    @property
-    def leaf_sums(self) -> np.ndarray:
-        return self.model_part.sums
-
-    @property
-    def grown(self) -> GrownTree:
-        """The tree as kernels route rows by it."""
-        return self.routes.restore()
+        return int(self.count[0])
 
     def within_bounds(self, values: np.ndarray, unit: float) -> np.ndarray:
         """Return leaf values clipped to the bounds of the tree, which are in units of `unit`."""
-        bounds = self.model_part.bounds
-        return values if bounds is None else np.clip(values, bounds[:, 0] * unit, bounds[:, 1] * unit)
-
-    def scores_of(self, raw: np.ndarray) -> np.ndarray:
-        """Return the scores that the values are added to. raw : float64[n_outputs, n_rows]."""
-        return scores_of(raw, self.leaf_values, self.output)
-
-
-def scores_of(raw: np.ndarray, values: np.ndarray, output: int) -> np.ndarray:
-    """Return the raw scores of a tree's outputs in the shape of its leaf values, see `FitTree`."""
-    return raw[output] if values.ndim == 1 else raw[output : output + len(values)]
+        return values if self.bounds is None else np.clip(values, self.bounds[:, 0] * unit, self.bounds[:, 1] * unit)
 
 
 class TreesSoFar:
@@ -112,11 +201,10 @@ class TreesSoFar:
     Parameters
     ----------
     n_per_iteration : int
-    is_categorical : uint8[n_features]
 
     Attributes
     ----------
-    trees : list of FitTree
+    trees : list of GrownTree
     n_applied : int
         Number of trees whose values are in the scores of the training rows.
     mark : int
@@ -125,22 +213,21 @@ class TreesSoFar:
         How often the model has been cut back.
     """
 
-    def __init__(self, n_per_iteration: int, is_categorical: np.ndarray) -> None:
-        self.trees: list[FitTree] = []
+    def __init__(self, n_per_iteration: int) -> None:
+        self.trees: list[GrownTree] = []
         self.n_applied, self.mark, self.n_cuts = 0, -1, 0
-        self._k, self._is_categorical = n_per_iteration, is_categorical
+        self._k = n_per_iteration
 
     def __len__(self) -> int:
         return len(self.trees)
 
-    def add(self, task: TreeTask, grown: GrownTree) -> FitTree:
-        """Add a tree, without leaf values."""
-        tree = FitTree.of(grown, task, self._is_categorical)
+    def add(self, tree: GrownTree) -> GrownTree:
+        """Add a tree, which is pending; return it."""
         self.trees.append(tree)
         return tree
 
     @property
-    def pending(self) -> list[FitTree]:
+    def pending(self) -> list[GrownTree]:
         """The trees of the current iteration, whose values are not added to the scores of the training rows yet."""
         return self.trees[self.n_applied :]
 
@@ -162,14 +249,14 @@ class TreesSoFar:
         """Return the trees from number `first` on, as sessions receive them."""
         return [tree.for_sessions() for tree in self.trees[first:]]
 
-    def of_iterations(self, first: int, last: int) -> list[FitTree]:
+    def of_iterations(self, first: int, last: int) -> list[GrownTree]:
         """Return the trees of iterations first + 1, …, last."""
         return self.trees[first * self._k : last * self._k]
 
     @property
     def n_valued(self) -> int:
         """Number of iterations whose trees have leaf values."""
-        return sum(tree.values is not None for tree in self.trees) // self._k
+        return sum(not tree.is_pending for tree in self.trees) // self._k
 
     def drop(self, n_trees: int) -> None:
         """Drop the trees after the first `n_trees`, which have changed no score."""

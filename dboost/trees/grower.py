@@ -26,7 +26,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +34,10 @@ import numpy as np
 from dboost.kernels import kernel
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.split_finder import SiblingPair, SplitInfo, mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import (
     DEPTH_WISE,
-    GrownTree,
     NodeArrays,
     TreeTask,
     apply_split,
@@ -46,6 +46,8 @@ from dboost.trees.tree_task import (
     select_leaf,
 )
 
+#: The leaves of a round that does not end the tree.
+_NO_LEAVES = np.empty((0, 2), np.int64)
 #: Speculation stops after this many split leaves for each leaf of the finished tree.
 MOST_OPENED = 4
 
@@ -66,7 +68,12 @@ class RoundRequest(NamedTuple):
     splits: np.ndarray
     goes_left: np.ndarray
     nodes: np.ndarray
-    leaves: np.ndarray | None = None
+    leaves: np.ndarray = _NO_LEAVES
+
+    @property
+    def ends_tree(self) -> bool:
+        """Whether this is the last round of the tree."""
+        return len(self.leaves) > 0
 
     @property
     def is_first(self) -> bool:
@@ -75,18 +82,17 @@ class RoundRequest(NamedTuple):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Arrays of a few numbers as bytes, because pickle takes ten times as long for arrays.
-        leaves = None if self.leaves is None else self.leaves.tobytes()
-        return _request_of, (self.splits.tobytes(), self.goes_left.tobytes(), self.nodes.tobytes(), leaves)
+        return _request_of, tuple(array.tobytes() for array in self)
 
 
-def _request_of(splits: bytes, goes_left: bytes, nodes: bytes, leaves: bytes | None) -> RoundRequest:
+def _request_of(splits: bytes, goes_left: bytes, nodes: bytes, leaves: bytes) -> RoundRequest:
     """Return the request that was pickled."""
     n = len(splits) // 32
     return RoundRequest(
         np.frombuffer(bytearray(splits), np.int64).reshape(n, 4),
         np.frombuffer(bytearray(goes_left), np.uint8).reshape(n, len(goes_left) // max(n, 1)),
         np.frombuffer(bytearray(nodes), np.int64),
-        None if leaves is None else np.frombuffer(bytearray(leaves), np.int64).reshape(-1, 2),
+        np.frombuffer(bytearray(leaves), np.int64).reshape(-1, 2),
     )
 
 
@@ -101,21 +107,21 @@ class RoundHistograms:
     All sums are integers, in the smallest type that holds them (see `compact`) or as float64.
 
     histograms : float64[n_nodes, n_channels, n_buckets]; n_rows : int64[n_splits, 2], rows that went left and right, or
-    in the root's round its number of rows and 0; leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:] (with
-    `leaves`).
+    in the root's round its number of rows and 0; leaf_sums : float64[n_leaves, 2], integers in units of 1 / scales[2:], of no
+    leaves without `leaves`.
     """
 
     histograms: np.ndarray
     n_rows: np.ndarray
-    leaf_sums: np.ndarray | None = None
+    leaf_sums: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
 
-    def merge(self, other: RoundHistograms) -> RoundHistograms:
+    def merge(self, others: RoundHistograms) -> RoundHistograms:
         """Add the sums of two sets of shards: exact, associative and commutative.
 
-        The result uses the memory of these histograms if it can; those of `other` are not changed.
+        The result uses the memory of these histograms if it can; those of `others` are not changed.
         """
-        sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
-        return RoundHistograms(_added(self.histograms, other.histograms), self.n_rows + other.n_rows, sums)
+        histograms = _added(self.histograms, others.histograms)
+        return RoundHistograms(histograms, self.n_rows + others.n_rows, self.leaf_sums + others.leaf_sums)
 
     def compact(self, buffer: np.ndarray) -> RoundHistograms:
         """Return the histograms for sending, as int32 where all sums fit: half the bytes.
@@ -137,16 +143,16 @@ class RoundHistograms:
         histograms = np.ascontiguousarray(self.histograms)
         buffer: Any = histograms.ravel().view(np.uint8)
         dtype, shape = histograms.dtype.str, histograms.shape
-        sums = None if self.leaf_sums is None else self.leaf_sums.tobytes()
-        return _histograms_of, (pickle.PickleBuffer(buffer), dtype, shape, self.n_rows.tobytes(), sums)
+        numbers = self.n_rows.tobytes(), self.leaf_sums.tobytes()
+        return _histograms_of, (pickle.PickleBuffer(buffer), dtype, shape, *numbers)
 
 
-def _histograms_of(buffer: Any, dtype: str, shape: tuple[int, ...], n_rows: bytes, leaf_sums: bytes | None) -> RoundHistograms:
+def _histograms_of(buffer: Any, dtype: str, shape: tuple[int, ...], n_rows: bytes, leaf_sums: bytes) -> RoundHistograms:
     """Return the histograms that were pickled."""
     return RoundHistograms(
         np.frombuffer(buffer, dtype).reshape(shape),
         np.frombuffer(n_rows, np.int64).reshape(-1, 2),
-        None if leaf_sums is None else np.frombuffer(leaf_sums, np.float64).reshape(-1, 2),
+        np.frombuffer(leaf_sums, np.float64).reshape(-1, 2),
     )
 
 
@@ -154,9 +160,13 @@ def _histograms_of(buffer: Any, dtype: str, shape: tuple[int, ...], n_rows: byte
 class RoundResult:
     """The result of a round over all shards: the best split of each node instead of its histogram."""
 
-    found: list[SplitInfo]
+    splits: list[SplitInfo]
     n_rows: np.ndarray
-    leaf_sums: np.ndarray | None = None
+    leaf_sums: np.ndarray
+
+
+#: The best split of a node whose histogram has not been searched.
+_UNKNOWN = SplitInfo(np.empty(0), np.empty(0), np.empty((0, 5)), -1.0, np.empty(0, np.uint8))
 
 
 @dataclass(eq=False)
@@ -166,10 +176,9 @@ class _Node:
     number: int
     depth: int
     total: np.ndarray  # float64[5], as in `NodeArrays.total`
-    found: SplitInfo | None = None  # None until its histogram has been searched
-    gain: float = -1.0
+    split: SplitInfo = _UNKNOWN  # the best one
     n_rows: int = -1
-    children: tuple[_Node, _Node] | None = None
+    children: tuple[_Node, ...] = ()  # none, or the left and the right one
     path_hash: int = 0  # see `trees.split_finder`
     active: np.ndarray | None = None
 
@@ -206,9 +215,9 @@ class _Grower:
 
     def run(self) -> Generator[tuple[Round, ...], RoundResult, GrownTree]:
         result = yield ((self._request([], [0]), (SiblingPair(-1, 0, -1, None, self._open_root()),)),)
-        root = _Node(0, 0, result.found[0].total, n_rows=int(result.n_rows[0, 0]))
+        split = result.splits[0]
+        root = _Node(0, 0, split.total, split, n_rows=int(result.n_rows[0, 0]))
         _init_root(self.nodes, root.total)
-        self._look_at(root, result.found[0])
         self.committed.append(root)
         self._note(0)
         final_splits: list[_Node] = []  # nodes whose children are leaves and need no histograms
@@ -217,28 +226,20 @@ class _Grower:
             if blocking_leaf is None:
                 break
             self._note_result((yield self._begin_rounds(blocking_leaf)))
-        leaf_of, labels, n_leaves = self._number_leaves()
+        leaf_of, labels = self._number_leaves()
         last: tuple[Round, ...] = ((self._request(final_splits, [], labels), ()),)
         while self.opened:  # rounds whose splits turned out not to be needed
             self._note_result((yield last))
             last = ()
         result = yield last
-        assert result.leaf_sums is not None
         for node, counts in zip(final_splits, result.n_rows, strict=True):
             self._count(node, counts)
         for number, node in enumerate(self.committed):
             if self.nodes.child[number] >= 0:
-                assert node.found is not None
-                self.nodes.missing_left[number] = node.found.goes_left[-1]
-        return GrownTree(
-            nodes=self.nodes,
-            n_nodes=self.n_committed,
-            n_leaves=n_leaves,
-            n_rows=np.array([node.n_rows for node in self.committed]),
-            leaf_of=leaf_of,
-            leaf_sums=result.leaf_sums / self.task.scales[2:],
-            left_codes=self._left_codes(),
-        )
+                self.nodes.missing_left[number] = node.split.goes_left[-1]
+        counts, leaf_sums = np.array([node.n_rows for node in self.committed]), result.leaf_sums / self.task.scales[2:]
+        is_categorical = self.layout.is_categorical
+        return GrownTree.of(self.task, self.nodes, counts, leaf_of, leaf_sums, self._left_codes(), is_categorical)
 
     def _begin_rounds(self, blocking_leaf: _Node) -> tuple[Round, ...]:
         """Return the rounds that begin now, which divide the chosen leaves evenly."""
@@ -259,23 +260,18 @@ class _Grower:
         """Store row counts and best splits of the nodes that the first of the rounds under way has opened."""
         for k, node in enumerate(self.opened.popleft()):
             self._count(node, result.n_rows[k])
-            for child, found in zip(self._by_size(node), result.found[2 * k : 2 * k + 2], strict=True):
-                self._look_at(child, found)
+            for child, split in zip(self._by_size(node), result.splits[2 * k : 2 * k + 2], strict=True):
+                child.split = split
 
-    def _request(
-        self, split: Sequence[_Node], summed: Sequence[int], leaves: Sequence[tuple[int, int]] | None = None
-    ) -> RoundRequest:
+    def _request(self, split: Sequence[_Node], summed: Sequence[int], leaves: Sequence[tuple[int, int]] = ()) -> RoundRequest:
         """Return the request that splits some nodes and adds up others."""
         splits = np.empty((len(split), 4), np.int64)
         goes_left = np.zeros((len(split), self.n_codes), np.uint8)
         for k, node in enumerate(split):
-            found, children = node.found, node.children
-            assert found is not None and children is not None
-            splits[k] = node.number, found.best[FEATURE], children[0].number, children[1].number
-            goes_left[k, : len(found.goes_left)] = found.goes_left
-        return RoundRequest(
-            splits, goes_left, np.array(summed, np.int64), None if leaves is None else np.array(leaves, np.int64)
-        )
+            left, right = node.children
+            splits[k] = node.number, node.split.best[FEATURE], left.number, right.number
+            goes_left[k, : len(node.split.goes_left)] = node.split.goes_left
+        return RoundRequest(splits, goes_left, np.array(summed, np.int64), np.array(leaves, np.int64).reshape(-1, 2))
 
     def _commit(self, final_splits: list[_Node]) -> _Node | None:
         """Replay best-first growth over the known splits; return the leaf that is to be split next, or None at the end.
@@ -290,12 +286,11 @@ class _Grower:
                 return None
             node = self.committed[number]
             is_final = self.n_committed + 2 >= last or node.depth + 1 >= policy.max_depth
-            if not is_final and (node.children is None or node.children[0].found is None):
+            if not is_final and (not node.children or node.children[0].split is _UNKNOWN):
                 return node
-            if node.children is None:
+            if not node.children:
                 self._split(node)
                 final_splits.append(node)
-            assert node.children is not None
             left = self.n_committed
             _apply_split(nodes, number, left, self.task.limits, self.task.direction)
             self.n_committed += 2
@@ -307,9 +302,8 @@ class _Grower:
 
     def _note(self, number: int) -> None:
         node = self.committed[number]
-        assert node.found is not None
-        self.nodes.best[number] = node.found.best
-        self.nodes.gain[number] = node.gain
+        self.nodes.best[number] = node.split.best
+        self.nodes.gain[number] = node.split.gain
 
     def _choose(self, first: _Node, n_leaves: int) -> list[_Node]:
         """Return at most `n_leaves` leaves: the one that must be split, if no round has split it yet, and likely ones.
@@ -323,27 +317,26 @@ class _Grower:
         stack = [node for number, node in enumerate(self.committed) if self.nodes.child[number] < 0]
         while stack:
             node = stack.pop()
-            stack += node.children or ()
-            if node is not first and node.gain > 0 and node.depth + 1 < policy.max_depth:
+            stack += node.children
+            if node is not first and node.split.gain > 0 and node.depth + 1 < policy.max_depth:
                 known.append(node)
-        key = (lambda n: (n.depth, -n.gain, n.number)) if policy.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
+        by_depth = policy.order == DEPTH_WISE
         n_left = policy.max_leaves - (self.n_committed + 1) // 2
         n_likely = 3 * n_left // 2 if self.in_flight == 1 else n_left
-        likely = [node for node in sorted(known, key=key)[:n_likely] if node.children is None]
-        must = [first] if first.children is None else []
+        known.sort(key=lambda node: (node.depth if by_depth else 0, -node.split.gain, node.number))
+        likely = [node for node in known[:n_likely] if not node.children]
+        must = [] if first.children else [first]
         n_extra = min(n_leaves - len(must), MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
         return [*must, *likely[: max(n_extra, 0)]]
 
     def _split(self, node: _Node) -> None:
         """Give the children of a node their numbers and sums."""
-        assert node.found is not None
-        left, right = (_Node(self.n_numbers + k, node.depth + 1, total) for k, total in enumerate(node.found.children))
+        children = enumerate(node.split.children, self.n_numbers)
+        node.children = tuple(_Node(number, node.depth + 1, total) for number, total in children)
         self.n_numbers += 2
-        node.children = left, right
 
     def _by_size(self, node: _Node) -> tuple[_Node, _Node]:
         """Return the smaller child and the larger one."""
-        assert node.children is not None
         left, right = node.children
         channel = 2 if self.task.limits.count_channel == 2 else 1
         return (left, right) if left.total[channel] <= right.total[channel] else (right, left)
@@ -368,27 +361,21 @@ class _Grower:
         constraints, children = self.task.constraints, node.children
         if constraints is None:
             return None
-        assert node.found is not None and children is not None
         if node.number > 0:
             self.paths.path_hash[0], self.paths.active[0] = node.path_hash, node.active
         else:
             mark_root(constraints, self.task.allowed, self.paths)
-        mark_children(constraints, self.task.allowed, self.paths, int(node.found.best[FEATURE]))
+        mark_children(constraints, self.task.allowed, self.paths, int(node.split.best[FEATURE]))
         for k, child in enumerate(children):
             child.path_hash, child.active = self.paths.path_hash[1 + k], self.paths.active[1 + k].copy()
         return self.paths.open[:: 1 if self._by_size(node)[0] is children[0] else -1].copy()
 
     @staticmethod
     def _count(node: _Node, n_rows: np.ndarray) -> None:
-        assert node.children is not None
         for child, n in zip(node.children, n_rows, strict=True):
             child.n_rows = int(n)
 
-    def _look_at(self, node: _Node, found: SplitInfo) -> None:
-        """Store a node's best split and its gain."""
-        node.found, node.gain = found, found.gain
-
-    def _number_leaves(self) -> tuple[np.ndarray, list[tuple[int, int]], int]:
+    def _number_leaves(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """Number the leaves from left to right: by committed node, and for every node below them by the grower's number."""
         leaf_of = np.zeros(self.n_committed, np.int64)
         labels: list[tuple[int, int]] = []
@@ -403,12 +390,12 @@ class _Grower:
             below = [self.committed[number]]
             while below:
                 node = below.pop()
-                if node.children is None:
+                if not node.children:
                     labels.append((node.number, n_leaves))
                 else:
                     below += node.children
             n_leaves += 1
-        return leaf_of, labels, n_leaves
+        return leaf_of, labels
 
     def _left_codes(self) -> np.ndarray:
         """Return the bin codes that go left, for categorical splits: uint8[n_nodes, n_codes]."""
@@ -417,8 +404,7 @@ class _Grower:
         left_codes = np.zeros((self.n_committed, int(self.layout.n_bins.max()) + 1), np.uint8)
         for number, node in enumerate(self.committed):
             if self.nodes.child[number] >= 0:
-                assert node.found is not None
-                left_codes[number, : len(node.found.goes_left)] = node.found.goes_left
+                left_codes[number, : len(node.split.goes_left)] = node.split.goes_left
         return left_codes
 
 

@@ -69,8 +69,9 @@ class ShardGrower:
         tree = self.trees[output]
         counts = np.array([[tree.n_sampled, 0]]) if request.is_first else tree.split(request)
         histograms = self._add_up(output, request.nodes)
-        sums = None if request.leaves is None else tree.finish_leaves(request.leaves)
-        return RoundHistograms(histograms, counts, sums)
+        if request.ends_tree:
+            return RoundHistograms(histograms, counts, tree.finish_leaves(request.leaves))
+        return RoundHistograms(histograms, counts)
 
     def close(self) -> None:
         """Release the buffers."""
@@ -126,10 +127,9 @@ class GrowingTree:
         self.ranges[0] = 0, 0, n_sampled
         self._excluded: np.ndarray | None = None
         n_all = records.shape[1]
-        if n_sampled < n_all:
+        if self._sampled is not None and n_sampled < n_all:
             # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
             # behind them in the same buffers.
-            assert self._sampled is not None
             records[0, n_sampled:] = _others(self._sampled[self._first : self._last], ranges)
             self._excluded = self.ranges.copy()
             self._excluded[0] = 0, n_sampled, n_all
@@ -182,12 +182,12 @@ def _part_of(rows: np.ndarray, ranges: list[tuple[int, int]]) -> tuple[int, int]
 
 def _those_in(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     """Return those of some rows (ascending) that are in ranges."""
-    return np.concatenate([rows[slice(*np.searchsorted(rows, of))] for of in ranges])
+    return np.concatenate([rows[slice(*np.searchsorted(rows, row_range))] for row_range in ranges])
 
 
 def _others(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     """Return the rows of some ranges without some of them, ascending."""
-    every = np.concatenate([np.arange(*of) for of in ranges])
+    every = np.concatenate([np.arange(*row_range) for row_range in ranges])
     return np.setdiff1d(every, rows, assume_unique=True)
 
 

@@ -67,29 +67,29 @@ def extend_path(constraints, paths, node, feature, child, side):
 
 
 @internal
-def mark_allowed_features(constraints, allowed, paths, node, which):
-    """Mark in ``paths.open[which]`` the features that a node may split by. allowed : uint8[n_features], those of the tree."""
+def mark_allowed_features(constraints, allowed, paths, node, row):
+    """Mark in ``paths.open[row]`` the features that a node may split by. allowed : uint8[n_features], those of the tree."""
     n_features, n_groups = allowed.size, paths.active.shape[1]
     for feature in range(n_features):
-        paths.open[which, feature] = allowed[feature] if n_groups == 0 else 0
+        paths.open[row, feature] = allowed[feature] if n_groups == 0 else 0
     for group in range(n_groups):
         if paths.active[node, group] != 0:
             for k in range(constraints.first_member[group], constraints.first_member[group + 1]):
-                paths.open[which, constraints.members[k]] = allowed[constraints.members[k]]
+                paths.open[row, constraints.members[k]] = allowed[constraints.members[k]]
     if constraints.share >= 1.0:
         return
     left = 0
     for feature in range(n_features):
-        left += 1 if paths.open[which, feature] != 0 else 0
+        left += 1 if paths.open[row, feature] != 0 else 0
     wanted = int(np.ceil(constraints.share * left))
     for feature in range(n_features):
-        if paths.open[which, feature] == 0:
+        if paths.open[row, feature] == 0:
             continue
         hashed = splitmix(paths.path_hash[node] + U(feature + 1) * U(0xD1B54A32D192ED03))
         if np.float64(hashed >> U(11)) * 2.0**-53 * left < wanted:
             wanted -= 1
         else:
-            paths.open[which, feature] = 0
+            paths.open[row, feature] = 0
         left -= 1
 
 
@@ -158,9 +158,8 @@ class SplitInfo(NamedTuple):
 
 def _split_info_of(gain: float, best: bytes, total: bytes, children: bytes, goes_left: bytes) -> SplitInfo:
     """Return the split that was pickled."""
-    numbers = (np.frombuffer(bytearray(part)) for part in (best, total, children))
-    one, of_node, of_children = numbers
-    return SplitInfo(one, of_node, of_children.reshape(2, 5), gain, np.frombuffer(bytearray(goes_left), np.uint8))
+    arrays = [np.frombuffer(bytearray(part)) for part in (best, total, children)]
+    return SplitInfo(arrays[0], arrays[1], arrays[2].reshape(2, 5), gain, np.frombuffer(bytearray(goes_left), np.uint8))
 
 
 BestSplits = list[SplitInfo]

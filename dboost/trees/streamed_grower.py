@@ -68,8 +68,8 @@ class StreamedGrower:
         if output not in self._answers:
             self._requests.pop(output, None)
             together = {output: request}
-            for other in list(self._requests)[: len(self._buffers) - 1]:
-                together[other] = self._requests.pop(other)
+            for joining_output in list(self._requests)[: len(self._buffers) - 1]:
+                together[joining_output] = self._requests.pop(joining_output)
             self._answers = self._sum(together)
         return self._answers.pop(output)
 
@@ -82,17 +82,17 @@ class StreamedGrower:
         }
         n_nodes = sum(len(request.nodes) for request in requests.values())
         has_wide = layout.n_tiled < len(layout.first) - 1
-        reads_codes = any(one.uses_codes for one in passes.values()) or not self._is_verified
-        is_last = any(request.leaves is not None for request in requests.values())
+        reads_codes = any(tree_pass.uses_codes for tree_pass in passes.values()) or not self._is_verified
+        is_last = any(request.ends_tree for request in requests.values())
         self._is_verified = has_wide or is_last or n_nodes < self._n_last_nodes
         self._n_last_nodes = n_nodes
-        fields = dict.fromkeys(field for one in passes.values() for field in one.reads)
-        writes = [field for one in passes.values() for field in one.writes]
+        fields = dict.fromkeys(field for tree_pass in passes.values() for field in tree_pass.reads)
+        writes = [field for tree_pass in passes.values() for field in tree_pass.writes]
         reads = [*(["tiles"] if reads_codes else []), *fields]
         for block, *_ in self.rows.ranges(self._k, reads, writes, verify=self._is_verified):
-            for one in passes.values():
-                one.add(block)
-        return {output: one.finish() for output, one in passes.items()}
+            for tree_pass in passes.values():
+                tree_pass.add(block)
+        return {output: tree_pass.finish() for output, tree_pass in passes.items()}
 
     def close(self) -> None:
         """Release the buffers."""
@@ -164,15 +164,13 @@ class _TreePass:
             np.zeros(n_nodes, np.int64), np.empty((3, n_slots), np.uint64),
         )  # fmt: skip
         self._number_of = np.zeros(n_slots, spec.leaf_type)
-        self._sums = None
-        if request.leaves is not None:
-            self._sums = np.zeros((int(request.leaves[:, 1].max()) + 1, 2))
-            for node, number in request.leaves.tolist():
-                self._number_of[tree.slot_of[node]] = number
+        self._sums = np.zeros((int(request.leaves[:, 1].max(initial=-1)) + 1, 2))
+        for node, number in request.leaves.tolist():
+            self._number_of[tree.slot_of[node]] = number
         self.uses_codes = bool(splits or n_nodes)
         leaf = self._of_output("leaf")
         self.reads = [*self._gradient_fields(spec), *([] if request.is_first else [leaf])]
-        self.writes = [leaf] if request.is_first or splits or self._sums is not None else []
+        self.writes = [leaf] if request.is_first or splits or request.ends_tree else []
 
     def _of_output(self, name: str) -> FieldRef:
         return name, self._tree.task.output
@@ -206,7 +204,7 @@ class _TreePass:
             sum_pairs(
                 of_block, task.scales, self._layout, task.packing, self._pairs, self._counts, tree.grower.records, tree.scratch
             )
-        if self._sums is not None:
+        if self._request.ends_tree:
             finish_leaves(of_block, task.scales, self._number_of, self._sums)
 
     def finish(self) -> RoundHistograms:

@@ -52,17 +52,17 @@ def add_values(shard: Shard, is_out: np.ndarray | None, values_of: ValuesOf, fir
 def values_of_leaves(shard: Shard, values: np.ndarray) -> ValuesOf:
     """Return the values of the last trees, given those of their leaves (float64[n_outputs, n_leaves])."""
     leaf = np.broadcast_to(shard.leaf, (len(values), shard.n_rows))  # a tree of all outputs has one row of leaves
-    return lambda first, last: np.stack([of[leaves[first:last]] for of, leaves in zip(values, leaf, strict=True)])
+    return lambda first, last: np.stack([row[leaves[first:last]] for row, leaves in zip(values, leaf, strict=True)])
 
 
 def values_of_trees(shard: Shard, trees: Sequence[FitTree]) -> ValuesOf:
     """Return the values of the trees of an iteration, which are applied to the codes of the rows."""
 
     def values_of(first: int, last: int) -> np.ndarray:
-        found = np.zeros((shard.n_outputs, last))
+        values = np.zeros((shard.n_outputs, last))
         for tree in trees:
-            add_grown_tree(shard.codes, shard.layout, tree.grown, tree.leaf_values, tree.scores_of(found), first, last)
-        return found[:, first:]
+            add_grown_tree(shard.codes, shard.layout, tree, tree.leaf_values, tree.scores_of(values), first, last)
+        return values[:, first:]
 
     return values_of
 

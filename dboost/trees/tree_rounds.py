@@ -25,9 +25,10 @@ import numpy as np
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import available_threads
 from dboost.trees.bin_proposal import in_fine_bins
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower import Round, RoundHistograms, RoundResult, grow_tree
 from dboost.trees.split_finder import BestSplits, SplitFinder
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ class TreeRounds:
         while under_way:
             rounds, wait = under_way.popleft()
             sums, best = wait()
-            found = self._find_best_splits(finders, rounds, sums) if best is None else [best[output] for output in rounds]
+            best_splits = self._find_best_splits(finders, rounds, sums) if best is None else [best[output] for output in rounds]
             begun: dict[int, tuple[Round, ...]] = {}
-            for output, splits in zip(rounds, found, strict=True):
-                one = sums[output]
+            for output, splits in zip(rounds, best_splits, strict=True):
+                histograms = sums[output]
                 try:
-                    begun[output] = growers[output].send(RoundResult(splits, one.n_rows, one.leaf_sums))
+                    begun[output] = growers[output].send(RoundResult(splits, histograms.n_rows, histograms.leaf_sums))
                 except StopIteration as end:
                     grown[output] = end.value
             begin(begun)

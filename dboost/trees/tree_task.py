@@ -1,4 +1,4 @@
-"""Records of one tree: its task, the nodes while it grows, the grown tree, and the values of its leaves.
+"""Records of one tree: its task, the nodes while it grows, and the values of its leaves.
 
 **Nodes and growth policy** of a growing tree. Nodes are numbered as they are created: the root is 0, the k-th split makes nodes
 2k+1 (left) and 2k+2 (right). A leaf stores its best split and the gain of that split; `select_leaf` picks the leaf to split.
@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.data.columns.binning import Binning
 from dboost.kernels import internal
 from dboost.kernels.histograms import Packing, rows_in_32_bits
 from dboost.kernels.splits import (
@@ -31,7 +30,6 @@ from dboost.kernels.splits import (
     side_score,
 )
 from dboost.losses.base import Leaves
-from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.rows.row_sample import RowSubset, Sample
 
@@ -286,138 +284,6 @@ def split_params_of(
         is_bounded=int(is_bounded),
         noise=noise * hessian_unit / gradient_unit**2,
     )
-
-
-class LeafSums(Protocol):
-    """The leaf sums from which a tree's leaf values are computed."""
-
-    @property
-    def n_leaves(self) -> int: ...
-
-    @property
-    def leaf_sums(self) -> np.ndarray:
-        """Exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2]."""
-
-
-@dataclass(frozen=True, eq=False)
-class GrownTree:
-    """A grown tree in growth order (see `trees.tree_task`), its leaves numbered from left to right.
-
-    Arrays may be the engine's own buffers: they are valid until the next tree.
-    """
-
-    nodes: NodeArrays
-    n_nodes: int
-    n_leaves: int
-    n_rows: np.ndarray  # int64[n_nodes]
-    leaf_of: np.ndarray  # int64[n_nodes]; meaningful for leaves
-    #: Exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2]; of the derivatives along a direction if
-    #: the tree has several outputs.
-    leaf_sums: np.ndarray
-    left_codes: np.ndarray  # uint8[n_nodes, n_codes]: categories that go left, for categorical splits
-
-    def copy(self) -> GrownTree:
-        """Return a copy that owns its arrays, cut to the number of nodes."""
-        n = self.n_nodes
-        return GrownTree(
-            NodeArrays(*(array[:n].copy() for array in self.nodes)),
-            n,
-            self.n_leaves,
-            self.n_rows[:n].copy(),
-            self.leaf_of[:n].copy(),
-            self.leaf_sums.copy(),
-            self.left_codes[:n].copy(),
-        )
-
-
-class CategorySets(NamedTuple):
-    """The categories that go left at the categorical splits of a tree, as bits: a tree may have thousands at many nodes."""
-
-    nodes: np.ndarray  # int32[n_sets], ascending
-    bits: np.ndarray  # uint8[n_sets, n_bytes]
-    n_codes: int
-
-    @classmethod
-    def of(cls, grown: GrownTree, is_categorical: np.ndarray) -> CategorySets:
-        """Copy the sets of a tree. is_categorical : uint8[n_features]."""
-        n, n_codes = grown.n_nodes, grown.left_codes.shape[1]
-        if not is_categorical.any():
-            return cls(np.empty(0, np.int32), np.empty((0, -(-n_codes // 8)), np.uint8), n_codes)
-        is_set = (grown.nodes.child[:n] >= 0) & (is_categorical[np.maximum(grown.nodes.feature[:n], 0)] != 0)
-        nodes = np.flatnonzero(is_set)
-        return cls(nodes.astype(np.int32), np.packbits(grown.left_codes[nodes], axis=1), grown.left_codes.shape[1])
-
-    def left_codes(self, n_nodes: int) -> np.ndarray:
-        """Return them as in `GrownTree`: uint8[n_nodes, n_codes]."""
-        found = np.zeros((n_nodes, self.n_codes), np.uint8)
-        if len(self.nodes):
-            found[self.nodes] = self.goes_left()
-        return found
-
-    def goes_left(self) -> np.ndarray:
-        """Return the sets of `nodes`: uint8[n_sets, n_codes]."""
-        return np.unpackbits(self.bits, axis=1, count=self.n_codes)
-
-
-class TreeRoutes(NamedTuple):
-    """A copy of what rows need to find their leaves in a grown tree, in little memory."""
-
-    nodes: np.ndarray  # int32[5, n_nodes]: the first five of `NodeArrays`
-    leaf_of: np.ndarray  # int32[n_nodes]
-    n_leaves: int
-    sets: CategorySets
-
-    @classmethod
-    def of(cls, grown: GrownTree, is_categorical: np.ndarray) -> TreeRoutes:
-        """Copy the routes of a tree. is_categorical : uint8[n_features]."""
-        n = grown.n_nodes
-        nodes = np.array([array[:n] for array in grown.nodes[:5]], np.int32)
-        return cls(nodes, grown.leaf_of[:n].astype(np.int32), grown.n_leaves, CategorySets.of(grown, is_categorical))
-
-    @classmethod
-    def of_tree(cls, tree: Tree, binning: Binning) -> TreeRoutes | None:
-        """Return the routes of a finished tree among the bins of its features; None if it has thresholds that are no edges."""
-        n, n_bins = tree.n_nodes, binning.n_bins
-        nodes, leaf_of, sets = np.full((5, n), -1, np.int32), np.zeros(n, np.int32), {}
-        nodes[1:3] = nodes[4] = 0
-        leaves: np.ndarray = np.cumsum(tree.feature < 0) - 1
-        pending, n_placed = [(0, 0)], 1  # a node and its place; children are placed side by side
-        while pending:
-            node, at = pending.pop()
-            feature = int(tree.feature[node])
-            if feature < 0:
-                leaf_of[at] = leaves[node]
-                continue
-            edges, codes, split_bin = binning.edges[feature], tree.categories[node], 0
-            if edges is None:
-                assert codes is not None
-                sets[at] = codes
-            else:
-                threshold = float(tree.threshold[node])
-                split_bin = int(np.searchsorted(edges, threshold))
-                if threshold < math.inf and (split_bin == len(edges) or edges[split_bin] != threshold):
-                    return None
-            nodes[:4, at] = feature, split_bin, tree.missing_left[node], n_placed
-            nodes[4, n_placed : n_placed + 2] = nodes[4, at] + 1
-            pending += [(int(tree.left[node]), n_placed), (int(tree.right[node]), n_placed + 1)]
-            n_placed += 2
-        goes_left = np.zeros((len(sets), int(n_bins.max()) + 1), np.uint8)
-        places = sorted(sets)
-        for row, at in zip(goes_left, places, strict=True):
-            row[sets[at]] = 1
-        bits = np.packbits(goes_left, axis=1)
-        return cls(nodes, leaf_of, tree.n_leaves, CategorySets(np.array(places, np.int32), bits, goes_left.shape[1]))
-
-    def restore(self) -> GrownTree:
-        """Return the tree, without sums and row counts."""
-        n = self.nodes.shape[1]
-        feature, split_bin, missing_left, child, depth = self.nodes.astype(np.int64)
-        sums = np.empty(0), np.empty((0, 5)), np.empty((0, SPLIT_SIZE))
-        nodes = NodeArrays(feature, split_bin, missing_left, child, depth, *sums)
-        return GrownTree(
-            nodes, n, self.n_leaves, np.empty(0, np.int64), self.leaf_of.astype(np.int64), np.empty((0, 2)),
-            self.sets.left_codes(n),
-        )  # fmt: skip
 
 
 def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:

@@ -30,6 +30,7 @@ from dboost.kernels.threads import Team
 from dboost.rows.shard import Shard
 from dboost.trees.apply_trees import assign_leaves
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
     FusedTask,
@@ -39,7 +40,7 @@ from dboost.trees.fused_grower import (
     grow_whole_tree,
 )
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
-from dboost.trees.tree_task import ANY_ORDER, GrownTree, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
+from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
 from dboost.tuning import tuning
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
@@ -71,7 +72,7 @@ class WholeTreeGrower:
         return self.shard.ranges(thread, self.team.n_threads)
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow the trees of an iteration, each when it is requested; it is valid until the next one."""
+        """Grow the trees of an iteration, each when it is requested."""
         for first in range(0, len(tasks), VECTOR):
             some = tasks[first : first + VECTOR]
             roots = self._roots(some) if self._have_roots_together(some) else [None] * len(some)
@@ -163,7 +164,7 @@ class WholeTreeGrower:
         return sums
 
     def grow_tree(self, task: TreeTask, root: np.ndarray | None = None) -> GrownTree:
-        """Grow a tree, which is valid until the next one. root : its root histogram, if that is known (`_roots`)."""
+        """Grow a tree. root : its root histogram, if that is known (`_roots`)."""
         self._rows.route_excluded()
         if root is None and self._is_steady(task):
             root = self._steady_root(task)
@@ -221,24 +222,23 @@ class WholeTreeGrower:
         n_nodes = team.run(work)[0]
         n_leaves = (n_nodes + 1) // 2
         sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.of_threads) / task.scales[2:]
-        grown = GrownTree(
-            nodes=buffers.nodes[0],
-            n_nodes=n_nodes,
-            n_leaves=n_leaves,
-            n_rows=buffers.of_team.n_rows,
-            leaf_of=buffers.of_team.leaf_of,
-            leaf_sums=sums,
-            left_codes=buffers.of_team.left_codes,
+        shared, layout = buffers.of_team, shard.bin_layout
+        tree = GrownTree.of(
+            task,
+            buffers.nodes[0],
+            shared.n_rows[:n_nodes].copy(),
+            shared.leaf_of,
+            sums,
+            shared.left_codes,
+            layout.is_categorical,
         )
-        if self._shared is not None:
-            grown = grown.copy()  # others get the buffers
-        if n < shard.n_trained or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
-            self._rows.unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
+        if n < shard.n_trained or (influence is not None and EXCLUDED_FRACTION * (n - tree.n_rows) > n):
+            self._rows.unrouted.append((assign_leaves(shard.bins, layout, tree), leaf))
             if task.bin_merge is not None:
                 self._rows.route_excluded()  # while the bins are those of this tree
         if task.bin_merge is not None:
-            in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
-        return grown
+            in_fine_bins(tree, task.bin_merge, shard.is_identity_bin_map)
+        return tree
 
     def _stays_packed(self, task: TreeTask) -> bool:
         """Return whether histograms of numeric features may stay packed. Trees after one for which they may not do not try."""

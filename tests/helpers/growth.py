@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,13 +24,15 @@ from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.finished_trees import finished_trees
-from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import FeatureConstraints, GrownTree, TreeTask, leaf_values, new_node_arrays, split_params_of
+from dboost.trees.fit_trees import GrownTree
+from dboost.trees.tree_task import FeatureConstraints, TreeTask, leaf_values, new_node_arrays, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
 
 TERMS = SquaredError().pass_terms()
+#: What a random tree needs of a task.
+TASK = SimpleNamespace(direction=None, output=0, gain_unit=1.0)
 
 
 def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
@@ -57,7 +60,8 @@ def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int
             leaf_of[node], k = k, k + 1
         else:
             stack += [child + 1, child]
-    return GrownTree(nodes, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
+    counts, sums = np.zeros(n, np.int64), np.zeros((n_leaves, 2))
+    return GrownTree.of(cast(TreeTask, TASK), nodes, counts, leaf_of, sums, left_codes, categorical.astype(np.uint8))
 
 
 class Problem:
@@ -135,10 +139,9 @@ class Problem:
     def n_rows(self) -> int:
         return self.table.n_rows
 
-    def finished(self, grown: GrownTree) -> Tree:
-        values = leaf_values(grown.leaf_sums, self.parameters, SquaredError().leaves[0])
-        is_categorical = self.table.layout.is_categorical
-        tree = FitTree.of(grown, self.task, is_categorical)
+    def finished(self, tree: GrownTree) -> Tree:
+        values = leaf_values(tree.leaf_sums, self.parameters, SquaredError().leaves[0])
+        tree = replace(tree, output=self.task.output)
         tree.complete(values, self.parameters.learning_rate)
         return finished_trees([tree], self.binning, self.parameters, SquaredError())[0]
 

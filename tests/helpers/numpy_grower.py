@@ -45,7 +45,7 @@ class NumpyGrower(Grower):
         tree = self.trees[output]
         counts = tree.split(request)
         histograms = np.array([tree.histogram(node) for node in request.nodes.tolist()])
-        sums = None if request.leaves is None else tree.finish(request.leaves)
+        sums = tree.finish(request.leaves) if request.ends_tree else np.empty((0, 2))
         return RoundHistograms(histograms.reshape(-1, *tree.shape), counts, sums)
 
 

@@ -22,10 +22,11 @@ from dboost.rows.shard import RowIds, Shard, merge_into_bins
 from dboost.rows.statistics import Statistic
 from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 
 def training_rows(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.trees.apply_trees import add_grown_tree, assign_leaves, leaves_of
-from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table
 
@@ -58,18 +57,16 @@ def test_trees_are_added_to_many_rows_as_to_few(bins: list[int], n_leaves: int) 
 
 
 @given(n_leaves=st.integers(1, 40), seed=st.integers(0, 2**32))
-def test_stored_routes_lead_to_the_same_leaves(n_leaves: int, seed: int) -> None:
+def test_a_tree_that_is_sent_leads_to_the_same_leaves(n_leaves: int, seed: int) -> None:
     bins, categorical, n = [7, 40, 300], np.array([True, False, True]), 200
     table = make_table(bins, n, categorical=categorical.tolist(), seed=seed % 1000)
     codes, grown = table.stored(), a_tree(np.array(bins), categorical, n_leaves, seed)
-    routes = pickle.loads(pickle.dumps(TreeRoutes.of(grown, categorical.astype(np.uint8))))
-    assert np.array_equal(leaves_of(codes, table.layout, routes.restore()), leaves_of(codes, table.layout, grown))
+    sent = pickle.loads(pickle.dumps(grown.for_sessions()))
+    assert np.array_equal(leaves_of(codes, table.layout, sent), leaves_of(codes, table.layout, grown))
 
 
 def test_a_tree_of_many_categories_takes_little_memory() -> None:
-    n_bins, categorical = np.array([5000, 5000, 200]), np.array([1, 0, 0], np.uint8)
-    grown = a_tree(n_bins, categorical != 0, 31, 1)
-    routes = TreeRoutes.of(grown, categorical)
+    grown = a_tree(np.array([5000, 5000, 200]), np.array([True, False, False]), 31, 1)
     n_sets = int((grown.nodes.feature[grown.nodes.child >= 0] == 0).sum())
-    assert 0 < n_sets < 30 and routes.sets.bits.nbytes == n_sets * 626
-    assert routes.nodes.nbytes + routes.leaf_of.nbytes == 61 * 24
+    assert 0 < n_sets < 30 and grown.sets.bits.nbytes == n_sets * 626
+    assert grown.table.nbytes == 61 * 24

@@ -31,8 +31,6 @@ from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
 from dboost.session.training_rows import TrainingRows
 from dboost.training import fit
 from dboost.trees.apply_trees import ConsecutiveCodes
-from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
 from tests.helpers.sharded_engine import training_rows
@@ -280,8 +278,8 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
     first = shared.first_of(positions)
     assert first == N // 4
     assert shared.first_of(np.arange(2, N, 2)) is None and shared.first_of(positions[1:]) == first + 1
-    grown = a_tree(TABLE.layout.n_bins, np.zeros(5, bool), 9, 1)
-    tree, found = FitTree(TreeRoutes.of(grown, np.zeros(5, np.uint8)), RNG.normal(size=9), 0), []
+    tree, found = a_tree(TABLE.layout.n_bins, np.zeros(5, bool), 9, 1), []
+    tree.complete(RNG.normal(size=9), 0.1)
     for codes in (ConsecutiveCodes(columns_among(shared.fields, SPEC.layout), first), None):
         own = codes_of(positions)
         fields = {"target": TARGET[positions], "raw": RAW[:, positions].copy()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from unittest.mock import patch
 
 import numpy as np
@@ -17,8 +17,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.trees import finished_trees as module
 from dboost.trees.finished_trees import finished_trees
-from dboost.trees.fit_trees import FitTree, ModelPart
-from dboost.trees.tree_task import TreeRoutes
+from dboost.trees.fit_trees import GrownTree
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
 from tests.helpers.naive.finished_tree import finished_tree
@@ -31,21 +30,21 @@ BINNING = Binning(
 TWO = PerOutput((SquaredError(), AbsoluteError()), ("one", "two"))
 
 
-def snapshot(n_leaves: int, width: int, rate: float, output: int, seed: int) -> FitTree:
+def grown_tree(n_leaves: int, width: int, rate: float, output: int, seed: int) -> GrownTree:
     """Return a random tree; leaves have random sums, also without Hessians, and any values."""
     rng = np.random.default_rng(seed)
-    grown = a_tree(BINNING.n_bins, BINNING.is_categorical, n_leaves, seed)
-    n, nodes = grown.n_nodes, grown.nodes
+    tree = a_tree(BINNING.n_bins, BINNING.is_categorical, n_leaves, seed)
+    n, nodes = tree.n_nodes, tree.nodes
     sums = np.stack([rng.normal(size=(width, n_leaves)), rng.integers(0, 4, (width, n_leaves)) / 2], axis=-1)
     values = rng.normal(size=(width, n_leaves))
     n_rows = np.zeros(n, np.int64)
     for node in range(n - 1, -1, -1):
         child = nodes.child[node]
         n_rows[node] = rng.integers(1, 9) if child < 0 else n_rows[child] + n_rows[child + 1]
-    routes = TreeRoutes.of(grown, BINNING.is_categorical.astype(np.uint8))
-    routes = routes._replace(leaf_of=np.where(nodes.child < 0, routes.leaf_of, 10_000))  # meaningless in splits
-    part = ModelPart(rng.normal(size=n), n_rows, sums if width > 1 else sums[0], 0.25, rate)
-    return FitTree(routes, values if width > 1 else values[0], output, part)
+    nodes.leaf_of[nodes.child >= 0] = 10_000  # meaningless in splits
+    tree = replace(tree, output=output, gain=rng.normal(size=n), count=n_rows, gain_unit=0.25)
+    tree.complete(values if width > 1 else values[0], rate, sums if width > 1 else sums[0])
+    return tree
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:
@@ -76,11 +75,11 @@ PARAMETERS = st.builds(
 def test_trees_that_are_finished_together_are_those_of_each(
     shapes: list[tuple[int, float, int]], parameters: Parameters, width: int, n_together: int
 ) -> None:
-    snapshots = [
-        snapshot(n_leaves, width, rate, k % 2 if width == 1 else 0, seed) for k, (n_leaves, rate, seed) in enumerate(shapes)
+    grown = [
+        grown_tree(n_leaves, width, rate, k % 2 if width == 1 else 0, seed) for k, (n_leaves, rate, seed) in enumerate(shapes)
     ]
     with patch.object(module, "_NODES_TOGETHER", n_together):
-        found = finished_trees(snapshots, BINNING, parameters, TWO)
-    assert len(found) == len(snapshots)
-    for tree, one in zip(found, snapshots, strict=True):
-        assert_equal(tree, finished_tree(one, BINNING, parameters, TWO))
+        found = finished_trees(grown, BINNING, parameters, TWO)
+    assert len(found) == len(grown)
+    for finished, tree in zip(found, grown, strict=True):
+        assert_equal(finished, finished_tree(tree, BINNING, parameters, TWO))

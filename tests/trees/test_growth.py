@@ -401,7 +401,7 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
         sums.add(SessionRef("tcp://a", "one"), Message(1, 0, memoryview(content), buffers))
     found = sums.trees[1]
     assert np.array_equal(found.histograms, histograms + 1)
-    assert found.n_rows.tolist() == [[5, 6]] and found.leaf_sums is not None and found.leaf_sums.tolist() == [[1.5, 2.0]]
+    assert found.n_rows.tolist() == [[5, 6]] and found.leaf_sums.tolist() == [[1.5, 2.0]]
 
 
 @given(data=st.data(), n=st.integers(0, 70))

@@ -54,8 +54,8 @@ from dboost.kernels.threads import usable_processors
 from dboost.rows.block_file import StorageError
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.training.callbacks import Progress
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_rounds import GrowOrder
-from dboost.trees.tree_task import GrownTree
 from dboost.tuning import tuning
 from dboost.version import __version__
 

@@ -23,9 +23,10 @@ from dboost.cluster.transport.messages import LostWorkers, Timing
 from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, RoundSums, WorkerCalls
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower import MOST_OPENED, Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 #: Bytes of a request up to which a second round may be under way. The socket must hold the request while the worker, which
 #: sends the answer to the first one, does not receive.
@@ -69,7 +70,7 @@ class SessionRounds:
         self._n_under_way = 0
         began, before = time.perf_counter(), calls.n_bytes
         order = replace(order, n_in_flight=self._most_in_flight(order))
-        trees = [grown.copy() for grown in self._rounds.grow_trees(self.begin_round, order)]
+        trees = self._rounds.grow_trees(self.begin_round, order)
         in_reducer = time.perf_counter() - began - self._in_calls
         waiting = max(self._in_calls - self._timing.compute - self._timing.reduce, 0.0)
         return trees, self._timing + Timing(reduce=in_reducer, wait=waiting, n_bytes=calls.n_bytes - before)

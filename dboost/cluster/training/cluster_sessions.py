@@ -45,10 +45,10 @@ from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, 
 from dboost.session.session import Session
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
-from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.fit_trees import GrownTree, TreesSoFar
 from dboost.trees.shard_grower import BYTES_PER_ROW
 from dboost.trees.tree_rounds import GrowOrder
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.tree_task import TreeTask
 from dboost.tuning import tuning
 
 Answer = TypeVar("Answer")
@@ -296,13 +296,13 @@ class ClusterSessions:
         self._timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
         return reduce(GradientStats.merge, (stats for stats, *_ in answers if stats is not None))
 
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Several trees share rounds if the memory suffices."""
         together = self._trees_together(tasks)
         for first in range(0, len(tasks), together):
             yield from self._grow(tuple(tasks[first : first + together]))
 
-    def _grow(self, tasks: tuple[TreeTask, ...]) -> list[FitTree]:
+    def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
         max_leaves = tasks[0].policy.max_leaves
         n_in_flight = rounds_in_flight(self.connection, [ref.worker for ref in self.training.sessions])
         # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
@@ -316,7 +316,7 @@ class ClusterSessions:
 
         trees, timing = self._with_recovery("grow", ask)
         self._timing += timing
-        return [self.trees.add(task, grown) for task, grown in zip(tasks, trees, strict=True)]
+        return [self.trees.add(tree) for tree in trees]
 
     def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
         """Return how many trees may grow at the same time.

@@ -593,7 +593,7 @@ def bytes_of(answer: Any) -> int:
     if isinstance(answer, dict):
         return sum(map(bytes_of, answer.values()))
     if isinstance(answer, RoundHistograms):
-        return answer.histograms.nbytes + answer.n_rows.nbytes + (0 if answer.leaf_sums is None else answer.leaf_sums.nbytes)
+        return answer.histograms.nbytes + answer.n_rows.nbytes + answer.leaf_sums.nbytes
     return 0
 
 

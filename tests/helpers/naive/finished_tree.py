@@ -11,20 +11,19 @@ from dboost.data.columns.binning import Binning
 from dboost.losses import BaseLoss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.trees.fit_trees import FitTree
+from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_task import follow_sums, leaf_values
 
 
-def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss: BaseLoss) -> Tree:
+def finished_tree(tree: GrownTree, binning: Binning, parameters: Parameters, loss: BaseLoss) -> Tree:
     """Return the tree of the model."""
-    one, routes = tree.model_part, tree.routes
-    tree_feature, tree_split_bin, tree_missing_left, tree_child = routes.nodes[:4]
-    parameters = replace(parameters, learning_rate=one.learning_rate)
-    sums = one.sums[None] if one.sums.ndim == 2 else one.sums  # [n_outputs, n_leaves, 2]
+    nodes = tree.nodes
+    parameters = replace(parameters, learning_rate=tree.learning_rate)
+    sums = tree.leaf_sums[None] if tree.leaf_sums.ndim == 2 else tree.leaf_sums  # [n_outputs, n_leaves, 2]
     own = tree.leaf_values[None] if tree.leaf_values.ndim == 1 else tree.leaf_values
     leaves = loss.leaves[tree.output : tree.output + len(sums)]
     n_codes = binning.n_bins
-    left_codes = routes.sets.left_codes(tree.n_nodes)
+    left_codes = tree.left_codes
     rows: list[dict[str, object]] = []
 
     def score(of_output: np.ndarray) -> float:
@@ -35,34 +34,34 @@ def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss:
 
     def visit(node: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Append the rows of a node and of those below; return its number, its sums and its values, both by output."""
-        number, child = len(rows), int(tree_child[node])
+        number, child = len(rows), int(nodes.child[node])
         row: dict[str, object] = {
             "feature": -1, "threshold": math.nan, "categories": None, "missing_left": False, "left": -1, "right": -1,
-            "gain": 0.0, "count": int(one.n_rows[node]),
+            "gain": 0.0, "count": int(tree.count[node]),
         }  # fmt: skip
         rows.append(row)
         if child < 0:
-            leaf = int(routes.leaf_of[node])
+            leaf = int(nodes.leaf_of[node])
             of_outputs, values = sums[:, leaf], own[:, leaf]
         else:
             row["left"], left_sums, left_values = visit(child)
             row["right"], right_sums, right_values = visit(child + 1)
             of_outputs = left_sums + right_sums
-            n_left, n_right = int(one.n_rows[child]), int(one.n_rows[child + 1])
+            n_left, n_right = int(tree.count[child]), int(tree.count[child + 1])
             values = np.empty(len(sums))
             for k, of_output in enumerate(leaves):
                 mean = (left_values[k] * n_left + right_values[k] * n_right) / (n_left + n_right)
                 alone = leaf_values(of_outputs[k : k + 1], parameters, of_output)[0]
                 values[k] = alone if follow_sums(parameters, of_output) else mean
-            feature, split_bin = int(tree_feature[node]), int(tree_split_bin[node])
+            feature, split_bin = int(nodes.feature[node]), int(nodes.split_bin[node])
             edges = binning.edges[feature]
-            row["feature"], row["missing_left"] = feature, bool(tree_missing_left[node])
+            row["feature"], row["missing_left"] = feature, bool(nodes.missing_left[node])
             if edges is None:
                 row["categories"] = [code for code in range(n_codes[feature]) if left_codes[node, code]]
             else:
                 row["threshold"] = edges[split_bin] if split_bin < len(edges) else math.inf
-            gain = -one.gain[node] * one.gain_unit
-            if one.sums.ndim == 3:
+            gain = -tree.gain[node] * tree.gain_unit
+            if tree.leaf_sums.ndim == 3:
                 gain = 0.0
                 for k in range(len(sums)):
                     gain += score(left_sums[k]) + score(right_sums[k]) - score(of_outputs[k])
