@@ -106,9 +106,9 @@ class _Clock:
         """Return a context in which fits are profiled."""
         grow, advance, statistic = WholeTreeGrower.grow_tree, TrainingRows.advance, TrainingRows.statistic
 
-        def clocked_grow(engine: WholeTreeGrower, task: TreeTask, *root: Any) -> GrownTree:
+        def clocked_grow(engine: WholeTreeGrower, task: TreeTask) -> GrownTree:
             start = time.process_time()
-            grown = grow(engine, task, *root)
+            grown = grow(engine, task)
             done = time.process_time()
             self._n_grown += 1
             if self._n_grown % self._every == 0:

@@ -57,8 +57,6 @@ class Tuning:
     trees_per_pass: int = _UNLIMITED
     #: Values (rows times features) from which root histograms follow from those of the iteration before; below, sums are fast.
     steady_values: int = 2**20
-    #: Rows from which the roots of the trees of an iteration are summed in one pass.
-    joint_root_rows: int = 2**14
     #: Bytes of gradients and histograms of trees that a worker without a memory limit grows at the same time.
     tree_bytes: int = 128 * 2**20
     #: Bytes of a message in which a session hands rows to the session of its host.

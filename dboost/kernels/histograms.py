@@ -26,13 +26,6 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix
 sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
-**Steady gradients.** Where the loss is linear on both sides of the target, gradients change only where a score passes the
-target: in an iteration, 0.3 to 2 % of the rows of a median. So the root histogram of such a tree is that of the tree before,
-plus what these rows change in it (`add_changes`).
-
-**Several outputs.** The trees of all outputs of an iteration have the same rows at their roots. `add_roots` adds the words of
-four outputs at the same time, side by side: it takes less time than two passes of `add_tile`.
-
 There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """
 
@@ -42,10 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import inlined, internal, kernel
-from dboost.kernels.exp_log import ROUNDER
-from dboost.kernels.rows import STRIPE, quantise
-from dboost.kernels.simd import VECTOR, add_vector, prefetch, row_span, span
+from dboost.kernels import inlined, internal
+from dboost.kernels.simd import prefetch, row_span, span
 
 U = np.uint64
 I = np.int64  # noqa: E741
@@ -177,40 +168,6 @@ def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
                                 _add_4(buckets, word, U(6336), value)
                                 if fours > 7:
                                     _add_4(buckets, word >> U(32), U(7392), value)
-
-
-#: Rows whose words `add_roots` holds, and buckets of a feature there.
-ROOT_ROWS, ROOT_BUCKETS = 1024, 256
-
-
-@kernel
-def add_roots(gradient, hessian, scales, columns, first, last, words, sums):
-    """Add rows first…last-1 to the root histograms of at most VECTOR outputs.
-
-    gradient, hessian : float32[n_outputs, n_rows], Hessians float32[n_outputs, 0] if they are 1; scales : float64[n_outputs,
-    2], as in `rows.quantise`; columns : `rows.shard.BinnedColumns` of features of at most 255 bins; words : int64[ROOT_ROWS *
-    VECTOR], scratch of zeros; sums : int64[n_features * ROOT_BUCKETS * VECTOR], added to: words ``G << 32 | H`` by feature,
-    code and output.
-
-    The buckets of a feature stay in the fastest cache while the rows of a block are added to them.
-    """
-    codes, code_row = columns.narrow, columns.row_of
-    for begin in range(first, last, ROOT_ROWS):
-        end = begin + ROOT_ROWS if begin + ROOT_ROWS < last else last
-        for k in range(gradient.shape[0]):
-            g_scale, h_scale = np.float32(scales[k, 0]), np.float32(scales[k, 1])
-            g_of, h_of = gradient[k, begin:end], hessian[k, begin:end]
-            for i in range(g_of.size):
-                h = np.int32(1)
-                if h_of.size > 0:
-                    h = np.int32((h_of[i] * h_scale + ROUNDER) - ROUNDER)
-                    h = h if h > np.int32(1) else np.int32(1)
-                g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
-                words[VECTOR * i + k] = (I(g) << I(32)) + I(h)
-        for feature in range(code_row.size):
-            code_of, start = codes[code_row[feature], begin:end], U(feature * ROOT_BUCKETS)
-            for i in range(code_of.size):
-                add_vector(sums, (start + U(code_of[i])) * U(VECTOR), words, U(i) * U(VECTOR))
 
 
 @internal
@@ -387,70 +344,3 @@ def add_records(rows, records, layout, packing, columns, packed, histograms, slo
         pending += n
         at += n
     return pending, flushed
-
-
-class ChangeScratch(NamedTuple):
-    """Scratch of `add_changes`."""
-
-    gradient: np.ndarray  # int16[STRIPE]
-    records: np.ndarray  # uint64[2 * STRIPE]
-    packed: np.ndarray  # int64[words]: packed buckets of all columns
-    codes: np.ndarray  # int64[n_codes]
-
-
-def new_change_scratch(layout: BinLayout) -> ChangeScratch:
-    words, n_codes = int(layout.start[-1]), int(layout.n_bins.max()) + 1
-    return ChangeScratch(
-        np.empty(STRIPE, np.int16), np.empty(2 * STRIPE, np.uint64), np.empty(words, np.int64), np.empty(n_codes, np.int64)
-    )
-
-
-#: Rows that `add_changes` compares together.
-_COMPARED = 16
-
-
-@kernel
-def add_changes(rows, gradient, hessian, scales, known, is_first, part, layout_and_packing, scratch, histograms):
-    """Add to a histogram of all rows what the gradients of rows part[0]…part[1]-1 have changed since the last call.
-
-    rows : HistogramRows; gradient, hessian, scales : as in `rows.quantise`, Hessians and their scale are those of the last
-    call; known : int16[n_rows], the quantised gradients in the histogram, updated; is_first : whether the histogram has none of
-    these rows, which are added then; layout_and_packing : (BinLayout, Packing), without counts unless `is_first`; scratch :
-    ChangeScratch; histograms : Histograms, whose first slot is added to.
-
-    A row that has changed is added with its new gradient, and with its old one's negative: the difference has 17 bits.
-    """
-    layout, packing = layout_and_packing
-    g_scale, columns = np.float32(scales[0]), (I(0), I(layout.first.size - 1))
-    records, packed = scratch.records, scratch.packed
-    for k in range(packed.size):
-        packed[k] = 0
-    pending, flushed = I(0), I(1)
-    for first in range(part[0], part[1], STRIPE):
-        last = first + STRIPE if first + STRIPE < part[1] else part[1]
-        g_of, now, before, n = gradient[first:last], scratch.gradient[: last - first], known[first:last], U(0)
-        for i in range(now.size):
-            now[i] = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
-        if is_first:
-            n = U(now.size)
-            quantise(gradient, hessian, records[:0], scales, first, last, records)
-        else:
-            for start in range(0, now.size, _COMPARED):
-                stop, differs = now.size, np.int32(1)
-                if start + _COMPARED <= now.size:
-                    stop, differs = start + _COMPARED, np.int32(0)
-                    for i in range(_COMPARED):  # of known length: one comparison of vectors
-                        differs |= np.int32(now[U(start + i)]) ^ np.int32(before[U(start + i)])
-                if differs == 0:
-                    continue
-                for i in range(start, stop):
-                    new, old = np.int32(now[i]), np.int32(before[i])
-                    records[n] = (U(np.uint32(new << np.int32(16))) << U(32)) | U(first + i)
-                    records[n + U(1)] = (U(np.uint32(-old << np.int32(16))) << U(32)) | U(first + i)
-                    n += U(2) * U(new != old)
-        for i in range(now.size):
-            before[i] = now[i]
-        pending, flushed = add_records(
-            rows, records[: I(n)], layout, packing, columns, packed, histograms, I(0), (pending, flushed), scratch.codes
-        )
-    flush(layout, packing, columns, I(0), packed, histograms, I(0), flushed == 0, scratch.codes)

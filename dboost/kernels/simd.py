@@ -7,7 +7,6 @@
 * `span` and `row_span` are slices without Numba's tests of their bounds, which are nine tenths of the code of a slice.
 * `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`exp_log.py`) and
   for scores (`splits.py`).
-* `add_vector` adds numbers that lie side by side, for histograms of several outputs (`histograms.py`).
 * `keep_where_left`, `note_leaves` and `pick` process 64 rows side by side, for prediction (`predict.py`).
 
 A compiler does not reliably turn a plain loop over 64 rows into vector instructions, and takes seconds to try.
@@ -167,34 +166,6 @@ def float64_to_bits(typingctx, value):
 
     def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return signature, codegen
-
-
-#: Numbers that `add_vector` adds.
-VECTOR = 4
-
-
-def _add_vector(sums, to, terms, at):
-    sums[to : to + np.uint64(VECTOR)] += terms[at : at + np.uint64(VECTOR)]
-
-
-@instruction(_add_vector)
-def add_vector(typingctx, sums, to, terms, at):
-    """Add ``terms[at], …, terms[at + VECTOR - 1]`` to as many elements of `sums` from `to` on (arrays of int64)."""
-    signature = types.void(sums, to, terms, at)
-
-    def codegen(context, builder, signature, arguments):
-        vector = ir.VectorType(ir.IntType(64), VECTOR).as_pointer()
-        into, term = (
-            builder.bitcast(_address(context, builder, *parts), vector)
-            for parts in (
-                (signature.args[0], arguments[0], signature.args[1], arguments[1]),
-                (signature.args[2], arguments[2], signature.args[3], arguments[3]),
-            )
-        )
-        builder.store(builder.add(builder.load(into, align=8), builder.load(term, align=8)), into, align=8)
-        return context.get_dummy_value()
 
     return signature, codegen
 

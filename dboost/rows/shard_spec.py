@@ -47,7 +47,7 @@ class ShardSpec:
     integer_weights: bool = False
     constant_hessian: bool = True  # the Hessian is 1 for every row (by the loss, and without fractional weights)
     weights_as_hessian: bool = False  # trees grow with weights instead of Hessians, which are stored as `loss_hessian`
-    #: Whether most rows have the gradient of the iteration before, so that root histograms follow from those before.
+    #: Whether most rows have the gradient of the iteration before, see `trees.steady_roots`.
     steady_gradients: bool = False
     n_channels: int = 2  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
     loss_unit: float = 1.0  # unit of the exact sums of the loss

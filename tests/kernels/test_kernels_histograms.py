@@ -14,17 +14,14 @@ from dboost.kernels import histograms, or_empty
 from dboost.kernels.histograms import (
     COLUMN_STRIDE,
     PAIR,
-    ROOT_BUCKETS,
-    ROOT_ROWS,
     TRIPLE,
     WEIGHED,
     Histograms,
     PackedSums,
     Packing,
-    new_change_scratch,
 )
 from dboost.kernels.rows import STRIPE
-from dboost.kernels.simd import VECTOR
+from dboost.trees.steady_roots import add_changes, new_change_scratch
 from tests.helpers.compiled import compiled
 from tests.helpers.examples import examples
 from tests.helpers.naive.histograms import histogram as naive_histogram
@@ -227,37 +224,6 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     assert (words[0] == 99).all() and (packed_counts[0] == 77).all()
 
 
-@pytest.mark.parametrize("with_hessian", [False, True], ids=["constant Hessian", "Hessian"])
-@given(
-    n_bins=st.lists(st.integers(1, 255), min_size=1, max_size=5),
-    n_rows=st.sampled_from([1, 50, ROOT_ROWS + 7]),
-    n_outputs=st.integers(1, VECTOR),
-    seed=st.integers(0, 2**32),
-    cut=st.floats(0, 1),
-)
-@examples(20)
-def test_roots_of_several_outputs(
-    with_hessian: bool, n_bins: list[int], n_rows: int, n_outputs: int, seed: int, cut: float
-) -> None:
-    """Add some rows, and then the others, as two threads would."""
-    rng, table = np.random.default_rng(seed), make_table(n_bins, n_rows, seed)
-    gradient = rng.normal(size=(n_outputs, n_rows)).astype(np.float32)
-    hessian = rng.random((n_outputs, n_rows if with_hessian else 0)).astype(np.float32)
-    scales, sums = rng.random((n_outputs, 2)) * 9_000, np.zeros(len(n_bins) * ROOT_BUCKETS * VECTOR, np.int64)
-    bounds = [0, round(cut * n_rows), n_rows]
-    for first, last in pairwise(bounds):
-        words = np.zeros(ROOT_ROWS * VECTOR, np.int64)
-        histograms.add_roots(gradient, hessian, scales, table.stored(), first, last, words, sums)
-    by_output = sums.reshape(len(n_bins), ROOT_BUCKETS, VECTOR)
-    for output, (g_scale, h_scale) in enumerate(scales.tolist()):
-        g = [quantised(one, g_scale) for one in gradient[output]]
-        h = [quantised_hessian(one, h_scale) for one in hessian[output]] or [1] * n_rows
-        for feature, codes in enumerate(table.codes.tolist()):
-            expected = naive_histogram(codes, ROOT_BUCKETS, g, h, range(n_rows))
-            assert by_output[feature, :, output].tolist() == [(a << 32) + b for a, b, _ in expected]
-    assert not by_output[:, :, n_outputs:].any()
-
-
 @pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
 @given(
     table=tables(max_features=6, max_rows=60), seed=st.integers(0, 2**32), cut=st.floats(0, 1),
@@ -280,7 +246,7 @@ def test_a_histogram_follows_gradients_that_change(
     for number in range(4):
         packing = packing._replace(rows=flush_after, one=packing.one if number == 0 else 0)
         for part in pairwise([0, round(cut * n), n]):
-            histograms.add_changes(
+            add_changes(
                 shard.histogram_rows, gradient, hessian, scales, known, number == 0, part, (layout, packing),
                 new_change_scratch(layout), Histograms(sums[None], None),
             )  # fmt: skip
@@ -300,7 +266,7 @@ def test_changes_of_more_rows_than_a_stripe() -> None:
     of_rows, scratch, none = shard.histogram_rows, new_change_scratch(layout), or_empty(None, "float32")
     into = Histograms(sums[None], None)
     for number in range(3):
-        histograms.add_changes(of_rows, gradient, none, scales, known, number == 0, (0, n), (layout, PAIR), scratch, into)
+        add_changes(of_rows, gradient, none, scales, known, number == 0, (0, n), (layout, PAIR), scratch, into)
         g = [quantised(one, 32_767.0) for one in gradient]
         assert_histogram(sums, table, g, [1] * n, list(range(n)), [0, 1, 2, 3])
         gradient[[0, 15, 16, STRIPE - 1, STRIPE, 2 * STRIPE - 1, n - 1]] *= -1.0

@@ -17,11 +17,10 @@ from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
 from dboost.session.fit_records import SessionRef
 from dboost.training.plan import Precision, precision_of
-from dboost.trees import whole_tree_grower
+from dboost.trees import steady_roots
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.tree_task import ANY_ORDER
 from tests.helpers.examples import examples
-from tests.helpers.fits import saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
 from tests.helpers.tune import Tune
@@ -196,32 +195,6 @@ def test_histograms_stay_packed_as_long_as_sums_fit(least: int, max_weight: int 
         assert_equal(problem.by_rounds([n_rows // 3], 4)[0], tree)
 
 
-@pytest.mark.parametrize("least", [1, 5], ids=["without counts", "with counts"])
-@pytest.mark.parametrize("n_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_trees_whose_roots_are_added_up_together(
-    least: int, n_threads: int, monkeypatch: pytest.MonkeyPatch, tune: Tune
-) -> None:
-    """Of nine classes, four and four trees have their roots together, and the last one has its own."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(900, 6))
-    X[rng.random(X.shape) < 0.1] = np.nan
-    X[:, 0] = rng.integers(4, size=900)
-    y = np.argsort(np.argsort(np.nan_to_num(X[:, 1] + X[:, 0]) + rng.normal(size=900))) // 100
-    together = []
-    add_up = whole_tree_grower.WholeTreeGrower._roots
-    monkeypatch.setattr(
-        whole_tree_grower.WholeTreeGrower, "_roots", lambda grower, tasks: together.append(len(tasks)) or add_up(grower, tasks)
-    )
-    models = []
-    for least_rows in (0, 901):
-        tune(joint_root_rows=least_rows)
-        models.append(
-            dboost.fit(X, y, loss="log_loss", max_iter=3, min_samples_leaf=least, n_threads=n_threads, progress=False)
-        )
-    assert together == [4, 4] * 3
-    assert saved(models[0], named=False) == saved(models[1], named=False)
-
-
 #: Parameters, whether rows have weights, and how often the root histogram is made anew, per output.
 STEADY = {
     "median": ({}, None, 1),
@@ -256,10 +229,8 @@ def test_root_histograms_that_follow_from_those_of_the_tree_before(
         X = np.concatenate([X[:, 3:6] + k for k in range(3, 50)], axis=1)
     weight = {None: None, "whole": rng.integers(1, 4, n), "fractions": rng.random(n) + 0.1}[weights]
     calls: list[bool] = []
-    add = whole_tree_grower.add_changes
-    monkeypatch.setattr(
-        whole_tree_grower, "add_changes", lambda *arguments: calls.append(bool(arguments[5])) or add(*arguments)
-    )
+    add = steady_roots.add_changes
+    monkeypatch.setattr(steady_roots, "add_changes", lambda *arguments: calls.append(bool(arguments[5])) or add(*arguments))
     settings: dict[str, Any] = {"loss": "absolute_error", "max_iter": 6, "n_threads": n_threads} | options
     models = []
     for least in (0, 1 << 40):
