@@ -151,7 +151,7 @@ def fit(
         With `start_from`: split candidates from the new data, or those of the model's last data.
     continue_steps : {"damped", "full"}, default "damped"
         With `start_from`: smaller steps if the model has little left to learn or the new data are few (see
-        `dboost.training.plan`), or those of a first fit. "shrunk" is another name of "damped".
+        `dboost.training.plan`), or those of a first fit.
     checkpoint : path or URL, optional
         Folder of the fit's checkpoint. The same call resumes from it after the process was killed, and gives the same model
         as without the interruption; a call with other data or parameters, or while another process writes the checkpoint, is
@@ -163,9 +163,9 @@ def fit(
         need, the classes, and statistics that predictions need (baseline and leaf values). It gives the same predictions, but
         `drift`, path-dependent Shapley values, partial dependence without data and ``continue_bins="kept"`` are not possible.
     **parameters
-        Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
-        ("lossguide" or "depthwise") of `growth`, and `leaf_estimation` of `step`. A parameter and its
-        alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
+        Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy` of
+        `growth`, and `leaf_estimation` of `step`. A parameter
+        and its alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
         rate for each. ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows
         of `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and
         `early_stopping_rounds` change that. Give an `eval_set` of later rows if the model will predict later rows than it

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from dboost.errors import ParameterError
 from dboost.files.path_text import path_text
 from dboost.params import Parameters
-from dboost.params.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
+from dboost.params.peer_names import ALIASES, check_removed, explanation, with_our_names
 from dboost.version import __version__
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -410,7 +410,7 @@ def gather(
         parameters[key] = literal(value)
         where[key] = "in --set"
     for key in parameters:
-        check_key(key, parameters[key], where[key], known, elsewhere)
+        check_key(key, where[key], known, elsewhere)
     return with_our_names(parameters, known)
 
 
@@ -432,14 +432,13 @@ def _from_file(file: str) -> dict[str, Any]:
         raise ParameterError(f"the parameter file {file} is not valid TOML: {error}") from error
 
 
-def check_key(key: str, value: Any, where: str, known: list[str], elsewhere: Mapping[str, str]) -> None:
+def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, str]) -> None:
     """Raise a ParameterError for an unknown key. where : it is, for the message; elsewhere : as of `gather`."""
-    ours = ALIASES[key].name if key in ALIASES else key
+    ours = ALIASES.get(key, key)
     if ours in known or key in known:
         return
     if ours in elsewhere:
         raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[ours]}")
     check_removed({key: None})
-    if not is_neutral(key, value):
-        hint = explanation(key, known) or f"; there are: {', '.join(known)}"
-        raise ParameterError(f"unknown parameter {key!r} {where}{hint}")
+    hint = explanation(key, known) or f"; there are: {', '.join(known)}"
+    raise ParameterError(f"unknown parameter {key!r} {where}{hint}")

@@ -37,9 +37,7 @@ from dboost.params.peer_names import (
     PREDICTION_HINTS,
     SHOWN_ALIASES,
     TREE_HINTS,
-    Alias,
     explanation,
-    our_value,
     shortened,
     similar_losses,
     with_our_names,
@@ -695,7 +693,7 @@ def learning_keywords() -> list[inspect.Parameter]:
     """Return the keywords of `LearningParameters` as a signature shows them; an alias follows its parameter."""
     types, keywords = LearningParameters.__annotations__, []
     for parameter in fields(Parameters):
-        aliases = [alias for alias, ours in SHOWN_ALIASES.items() if ours.name == parameter.name]
+        aliases = [alias for alias, ours in SHOWN_ALIASES.items() if ours == parameter.name]
         for name, default in ((parameter.name, parameter.default), *((alias, None) for alias in aliases)):
             shown = types[name].__forward_arg__
             keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
@@ -713,7 +711,7 @@ def shows_parameters(function: F) -> F:
 def accepts_peer_names(
     function: F | None = None,
     *,
-    aliases: Mapping[str, Alias] = ALIASES,
+    aliases: Mapping[str, str] = ALIASES,
     hints: Mapping[str, str] = HINTS,
     belongs: Callable[[str], str | None] = lambda _: None,
 ) -> Any:
@@ -738,9 +736,9 @@ def accepts_peer_names(
     return call
 
 
-def _is_one_of(name: str, known: Collection[str], aliases: Mapping[str, Alias]) -> bool:
+def _is_one_of(name: str, known: Collection[str], aliases: Mapping[str, str]) -> bool:
     """Return whether a name or what it is an alias of is known."""
-    return name in known or (name in aliases and aliases[name].name in known)
+    return name in known or (name in aliases and aliases[name] in known)
 
 
 def serves_peer_names(cls: C) -> C:
@@ -776,10 +774,8 @@ def documentation(without: Collection[str] = ()) -> str:
     entries = []
     for parameter in fields(Parameters):
         meaning = parameter.metadata["meaning"]
-        for alias, (name, values, _) in SHOWN_ALIASES.items():
-            if name == parameter.name:
-                renamed = [f'"{theirs}" for "{ours}"' for theirs, ours in (values or {}).items()]
-                meaning += f" Alias: {', '.join([f'`{alias}`', *renamed])}."
+        aliases = [f"`{alias}`" for alias, ours in SHOWN_ALIASES.items() if ours == parameter.name]
+        meaning += f" Alias: {', '.join(aliases)}." if aliases else ""
         if parameter.name not in without:
             entries.append(entry(parameter.name, parameter.metadata["values"], parameter.default, meaning))
     return "\n".join(entries)
@@ -799,34 +795,30 @@ Parameters.__doc__ = f"""Parameters of learning, of all functions that train and
 
 
 def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return keywords with `SHOWN_ALIASES` replaced by the keywords and values that they stand for. An alias of None counts
-    as not given, and one of `NONES`.
+    """Return keywords with `SHOWN_ALIASES` replaced by our keywords. An alias of None counts as not given, and one of `NONES`.
 
     defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
 
     Raises
     ------
     ParameterError
-        If a keyword and an alias of it are both given, for an unknown value of an alias.
+        If a keyword and an alias of it are both given.
     """
-    canonical_values = {
-        name: value for name, value in given.items() if name not in SHOWN_ALIASES or SHOWN_ALIASES[name].name == name
-    }
+    canonical_values = {name: value for name, value in given.items() if name not in SHOWN_ALIASES}
     for name in NONES:
         if name in canonical_values and canonical_values[name] is None:
             del canonical_values[name]
             if defaults is not None:
                 canonical_values[name] = defaults[name]
-    for alias, ours in SHOWN_ALIASES.items():
-        value, name = given.get(alias), ours.name
-        if value is None or (alias == name and value not in tuple(ours.values or ())):
+    for alias, name in SHOWN_ALIASES.items():
+        value, other_value = given.get(alias), canonical_values.get(name)
+        if value is None:
             continue
-        other_value = None if alias == name else canonical_values.get(name)
         if other_value is not None and not _equals(other_value, None if defaults is None else defaults.get(name)):
             raise ParameterError(
                 f"{alias}={shortened(value)} and {name}={shortened(other_value)} are the same parameter: give one of them"
             )
-        canonical_values[name] = our_value(alias, ours, value)
+        canonical_values[name] = value
     return canonical_values
 
 

@@ -1,19 +1,18 @@
-"""Names of XGBoost, LightGBM, CatBoost and scikit-learn for parameters and losses: one table for all functions and methods.
+"""Names of XGBoost, LightGBM, CatBoost and scikit-learn: one table for all functions and methods.
 
-A name of another library is an alias of ours where it has the same meaning (`ALIASES`); or it says what dboost does anyway,
-and some of its values are accepted without effect (`NEUTRAL`); or it is an error with a sentence that says what to use
-(`HINTS`). `params.accepts_peer_names` applies the table to a function: `dboost.fit`, `dboost.cv`, `dboost.prepare` and the
-constructor of the estimators. `params.serves_peer_names` applies it to all public methods of a class: `Booster` and the
-estimators. Aliases are converted at once: models, checkpoints, prepared data and `get_params` of the estimators have our
-names. `None` as the value of another library's name counts as not given, and so it does for our names with a default of None
-in another library (`NONES`).
+A name of another library is an alias of ours where it has the same meaning (`ALIASES`), or it is an error with a sentence that
+says what to use (`HINTS`). Values are dboost's own. `params.accepts_peer_names` applies the table to a function: `dboost.fit`,
+`dboost.cv`, `dboost.prepare` and the constructor of the estimators. `params.serves_peer_names` applies it to all public methods
+of a class: `Booster` and the estimators. Aliases are converted at once: models, checkpoints, prepared data and `get_params` of
+the estimators have our names. `None` as the value of another library's name counts as not given, and so it does for our names
+with a default of None in another library (`NONES`).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dboost.errors import ParameterError
 
@@ -33,112 +32,79 @@ LOSSES_OF_PEERS = {
                  "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
                  "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
 }  # fmt: skip
-#: Of these, the names of losses that differ: another function near zero, targets between 0 and 1, predictions of two columns.
-_SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy", "rmsewithuncertainty"}
-_SAME_LOSSES = {name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES}
-
 #: Keywords of earlier versions, and what replaces them, for messages.
 REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
 
 
-class Alias(NamedTuple):
-    """A name of another library with the meaning of one of ours."""
-
-    #: Our keyword. If it is the alias itself, only some values have other names.
-    name: str
-    #: Our values by theirs; default: the same.
-    values: Mapping[Any, Any] | None = None
-    #: Whether values that are not listed have the same names.
-    has_more: bool = False
-
-
-def _aliases(**names: str) -> dict[str, Alias]:
-    return {alias: Alias(name) for name, aliases in names.items() for alias in aliases.split()}
+def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
+    """Return an entry of the table by each of its names. names_by_entry : the names in one text."""
+    return {name: entry for entry, names in names_by_entry.items() for name in names.split()}
 
 
 _THREADS = "n_jobs nthread nthreads num_threads num_thread thread_count"
 #: Aliases that are keywords in the signatures. `params.canonical` converts them.
-SHOWN_ALIASES: dict[str, Alias] = {
-    "init_model": Alias("start_from"),
-    "continue_steps": Alias("continue_steps", {"shrunk": "damped"}, True),
-    "grow_policy": Alias("growth", {"lossguide": "best_first", "depthwise": "depth_wise"}),
-    "leaf_estimation": Alias("step"),
-}
+SHOWN_ALIASES = {"init_model": "start_from", "grow_policy": "growth", "leaf_estimation": "step"}
 #: All aliases of the functions that train and of the constructor of the estimators, by their names.
-ALIASES: dict[str, Alias] = {
+ALIASES: dict[str, str] = {
     **SHOWN_ALIASES,
-    "objective": Alias("loss", _SAME_LOSSES, True),
-    **dict.fromkeys(("objective_type", "application", "app", "loss_function"), Alias("loss", _SAME_LOSSES, True)),
-    "max_leaves": Alias("max_leaf_nodes", {0: None}, True),
-    "categorical_feature": Alias("categorical_features", {"auto": "from_dtype"}, True),
-    **_aliases(
-        max_iter="n_estimators num_boost_round num_iterations num_iteration n_iter num_trees num_tree num_round num_rounds "
-        "nrounds iterations",
-        learning_rate="eta shrinkage_rate",
-        max_leaf_nodes="num_leaves num_leaf max_leaf",
-        max_depth="depth",
-        min_samples_leaf="min_child_samples min_data_in_leaf min_data min_data_per_leaf",
-        min_hessian="min_child_weight min_sum_hessian_in_leaf min_sum_hessian min_sum_hessian_per_leaf",
-        l2_regularization="reg_lambda lambda lambda_l2 l2_leaf_reg",
-        l1_regularization="reg_alpha lambda_l1",
-        max_delta_step="max_leaf_output max_tree_output",
-        max_bins="max_bin",
-        subsample="bagging_fraction bagging sub_row",
-        max_features="colsample_bynode feature_fraction_bynode sub_feature_bynode",
-        monotonic_cst="monotone_constraints monotone_constraint mc",
-        interaction_cst="interaction_constraints",
-        categorical_features="cat_features cat_feature cat_column categorical_column",
-        categorical_smoothing="cat_smooth",
-        categorical_l2="cat_l2",
-        max_category_group="max_cat_threshold",
-        expectile="expectile_alpha",
-        tweedie_power="tweedie_variance_power",
-        random_state="seed random_seed",
-        n_threads=_THREADS,
-        early_stopping_rounds="early_stopping_round od_wait",
-        eval_metric="metric metrics metric_types",
-        start_from="xgb_model",
-        sample_weight="weight",
-        target="y label",
-        data="X dtrain train_set",
-        folds="nfold n_folds n_splits",
+    **_by_name(
+        dict(
+            max_iter="n_estimators num_boost_round num_iterations num_iteration n_iter num_trees num_tree num_round num_rounds "
+            "nrounds iterations",
+            learning_rate="eta shrinkage_rate",
+            loss="objective objective_type application app loss_function",
+            max_leaf_nodes="max_leaves num_leaves num_leaf max_leaf",
+            max_depth="depth",
+            min_samples_leaf="min_child_samples min_data_in_leaf min_data min_data_per_leaf",
+            min_hessian="min_child_weight min_sum_hessian_in_leaf min_sum_hessian min_sum_hessian_per_leaf",
+            l2_regularization="reg_lambda lambda lambda_l2 l2_leaf_reg",
+            l1_regularization="reg_alpha lambda_l1",
+            max_delta_step="max_leaf_output max_tree_output",
+            max_bins="max_bin",
+            subsample="bagging_fraction bagging sub_row",
+            max_features="colsample_bynode feature_fraction_bynode sub_feature_bynode",
+            monotonic_cst="monotone_constraints monotone_constraint mc",
+            interaction_cst="interaction_constraints",
+            categorical_features="categorical_feature cat_features cat_feature cat_column categorical_column",
+            categorical_smoothing="cat_smooth",
+            categorical_l2="cat_l2",
+            max_category_group="max_cat_threshold",
+            expectile="expectile_alpha",
+            tweedie_power="tweedie_variance_power",
+            random_state="seed random_seed",
+            n_threads=_THREADS,
+            early_stopping_rounds="early_stopping_round od_wait",
+            eval_metric="metric metrics metric_types",
+            start_from="xgb_model",
+            sample_weight="weight",
+            target="y label",
+            data="X dtrain train_set",
+            folds="nfold n_folds n_splits",
+        )
     ),
 }
 #: Aliases of the functions that predict.
-PREDICTION_ALIASES = _aliases(X="data", raw_score="output_margin", n_threads=_THREADS)
+PREDICTION_ALIASES = _by_name({"X": "data", "raw_score": "output_margin", "n_threads": _THREADS})
 #: Aliases of the other methods of models.
-MODEL_ALIASES = _aliases(
-    data="X dtrain train_set",
-    target="y label",
-    sample_weight="weight",
-    n_threads=_THREADS,
-    random_state="seed random_seed",
-    decay="decay_rate refit_decay_rate",
-    kind="importance_type",
-    max_features="max_num_features",
-    path="fname filename",
-    i="tree_index",
+MODEL_ALIASES = _by_name(
+    dict(
+        data="X dtrain train_set",
+        target="y label",
+        sample_weight="weight",
+        n_threads=_THREADS,
+        random_state="seed random_seed",
+        decay="decay_rate refit_decay_rate",
+        kind="importance_type",
+        max_features="max_num_features",
+        path="fname filename",
+        i="tree_index",
+    )
 )
 #: Names of rows and targets in the methods of scikit-learn.
 _OF_SCIKIT_LEARN = {"data": "X", "target": "y"}
 
 #: Our keywords whose default in another library is None.
 NONES = ("callbacks", "learning_rate", "max_features", "multi_strategy", "subsample")
-
-#: Names of properties that dboost always has, with the values that state them.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tree_method": ("hist", "auto"), "device": ("cpu",), "device_type": ("cpu",), "task_type": ("CPU",), "booster": ("gbtree",),
-    "boosting_type": ("gbdt", "Plain"), "enable_categorical": (True,), "use_missing": (True,),
-    "zero_as_missing": (False,), "deterministic": (True,), "linear_tree": (False,), "num_parallel_tree": (1,),
-    "sampling_method": ("uniform",), "validate_parameters": (True,),
-    "validate_features": (True,), "scale_pos_weight": (1,), "is_unbalance": (False,), "colsample_bytree": (1,),
-    "colsample_bylevel": (1,), "feature_fraction": (1,), "rsm": (1,), "bagging_freq": (1,), "subsample_freq": (1,),
-    "gamma": (0,), "min_split_loss": (0,), "min_gain_to_split": (0,), "min_split_gain": (0,), "allow_writing_files": (False,),
-    "use_best_model": (True,), "stratified": (True,), "shuffle": (True,), "as_pandas": (True,), "pred_leaf": (False,),
-    "pred_contrib": (False,), "pred_contribs": (False,), "pred_interactions": (False,), "strict_shape": (False,),
-    "training": (False,), "min_samples_split": (2,), "min_weight_fraction_leaf": (0,), "min_impurity_decrease": (0,),
-    "ccp_alpha": (0,), "start_iteration": (0,), "output_margin": (False,), "raw_score": (False,), "ntree_limit": (0,),
-}  # fmt: skip
 
 _FEATURES_OF_NODES = "features are sampled for every node, see max_features"
 _CLASS_WEIGHT = "give class_weight of DBoostClassifier, such as {0: 1, 1: 4} or 'balanced', or sample_weight"
@@ -168,12 +134,8 @@ _MODEL_FILE = "call save of the model"
 _NO_PART = "dboost has no such regularization, see l2_regularization, leaf_penalty and min_samples_leaf"
 
 
-def _hints(sentences: Mapping[str, str]) -> dict[str, str]:
-    return {name: sentence for sentence, names in sentences.items() for name in names.split()}
-
-
 #: What to use in place of names of other libraries that have no equal in dboost.
-HINTS = _hints({
+HINTS = _by_name({
     _FEATURES_OF_NODES:
         "colsample_bytree colsample_bylevel colsample feature_fraction sub_feature rsm feature_weights feature_contri "
         "feature_contrib fc fp feature_penalty",
@@ -275,7 +237,7 @@ HINTS = _hints({
     "call refit_leaves of the model": "refit_decay_rate refit",
 })  # fmt: skip
 #: Where our own keywords belong, for functions that do not have them.
-PLACES = _hints(
+PLACES = _by_name(
     {
         "it is an argument of dboost.cv": "folds groups time repeats",
         "it is an argument of dboost.prepare": "path publish",
@@ -286,7 +248,7 @@ PLACES = _hints(
     }
 )
 #: The same, of the functions that predict.
-PREDICTION_HINTS = _hints({
+PREDICTION_HINTS = _by_name({
     "call apply(X)": "pred_leaf predict_leaf_index leaf_index is_predict_leaf_index",
     "call shap_values(X) of the model (booster_ of an estimator)":
         "pred_contrib pred_contribs predict_contrib contrib is_predict_contrib approx_contribs pred_interactions",
@@ -308,7 +270,7 @@ TREE_HINTS = PREDICTION_HINTS | dict.fromkeys(
     ("offset", "base_margin", "init_score"), "it is about the trees, and an offset is no part of them: leave it out"
 )
 #: Those of the other methods of models.
-MODEL_HINTS = _hints({
+MODEL_HINTS = _by_name({
     "call truncate(n_iterations), or write model[:n]":
         "num_iteration start_iteration end_iteration iteration iteration_range ntree_limit best_ntree_limit",
     "the rows of the same table are chosen by filter or before: leave it out": "subset",
@@ -324,7 +286,7 @@ INTERVAL_HINTS = PREDICTION_HINTS | dict.fromkeys(
     "margins are those of all iterations: leave it out",
 )
 #: What to use in place of attributes and methods of other libraries' models.
-ATTRIBUTES = _hints({
+ATTRIBUTES = _by_name({
     "call save(path)": "save_model model_to_string save_raw",
     "call dboost.load(path)": "load_model model_from_string",
     "see n_iter_": "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_ get_num_boosting_rounds",
@@ -364,7 +326,7 @@ ATTRIBUTES = _hints({
 
 
 #: What to use in place of functions and classes of other libraries.
-MODULE = _hints({
+MODULE = _by_name({
     "call dboost.fit(data, target)": "train",
     "call dboost.cv(data, target)": "cross_validate cross_val_score",
     "give the table itself to dboost.fit, or dboost.prepare bins it once for many fits":
@@ -395,20 +357,6 @@ def check_removed(given: Mapping[str, Any]) -> None:
             raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
 
 
-def _is(value: Any, accepted: tuple[Any, ...]) -> bool:
-    """Return whether a value states a property of dboost; True is not 1."""
-    return any(type(value) is type(accepted_value) and value == accepted_value for accepted_value in accepted) or (
-        not isinstance(value, bool) and isinstance(value, float) and value in accepted
-    )
-
-
-def is_neutral(name: str, value: Any) -> bool:
-    """Return whether another library's name and its value state what dboost does anyway."""
-    if name == "missing":
-        return isinstance(value, float) and value != value
-    return _is(value, NEUTRAL.get(name, ()))
-
-
 def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HINTS) -> str:
     """Return what an unknown name of a keyword may mean, to follow the name in a message; empty if nothing is like it.
 
@@ -417,7 +365,7 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
     for table, prefix in ((hints, ""), (HINTS, ""), (PREDICTION_HINTS, "it is about predictions: ")):
         if name in table:
             return f": {prefix}{table[name]}"
-    ours = ALIASES[name].name if name in ALIASES else name
+    ours = ALIASES.get(name, name)
     if ours != name and ours in known:
         return f"; did you mean {ours}?"
     if ours in PLACES:
@@ -425,7 +373,7 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
     if ours != name:
         return f": it is called {ours}, which is an argument of other functions"
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.75)
-    aliases = sorted(alias for alias, alias_of in ALIASES.items() if alias_of.name in known)
+    aliases = sorted(alias for alias, name_of_ours in ALIASES.items() if name_of_ours in known)
     near = near or difflib.get_close_matches(name, aliases, n=1, cutoff=0.75)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
@@ -434,7 +382,7 @@ def with_our_names(
     given: Mapping[str, Any],
     known: Collection[str],
     *,
-    aliases: Mapping[str, Alias] = ALIASES,
+    aliases: Mapping[str, str] = ALIASES,
     hints: Mapping[str, str] = HINTS,
     belongs: Callable[[str], str | None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -461,37 +409,20 @@ def with_our_names(
     for name, value in given.items():
         if name in known:
             continue
-        alias = aliases.get(name)
-        ours = name if alias is None else alias.name
-        ours = ours if ours in known else _OF_SCIKIT_LEARN.get(ours, ours)
+        alias_of = aliases.get(name, name)
+        ours = alias_of if alias_of in known else _OF_SCIKIT_LEARN.get(alias_of, alias_of)
         if ours in known:
             if value is not None:
                 if ours in renamed:
                     both = f"{name}={shortened(value)} and {ours}={shortened(renamed[ours])}"
                     raise ParameterError(f"{both} are the same parameter: give one of them")
-                renamed[ours] = value if alias is None else our_value(name, alias, value)
+                renamed[ours] = value
             continue
-        ours = name if alias is None else alias.name
-        place = belongs(ours)
-        is_known = name in aliases or name in PLACES or place is not None
-        is_foreign = is_known or name in NEUTRAL or name in hints or name in HINTS
-        if is_foreign and (value is None or is_neutral(name, value)):
-            continue
-        raise ParameterError(f"unknown parameter {name!r}{explanation(name, known, hints) if place is None else place}")
+        place = belongs(alias_of)
+        is_foreign = name in aliases or name in PLACES or place is not None or name in hints or name in HINTS
+        if not (is_foreign and value is None):
+            raise ParameterError(f"unknown parameter {name!r}{explanation(name, known, hints) if place is None else place}")
     return renamed
-
-
-def our_value(name: str, alias: Alias, value: Any) -> Any:
-    """Return our value for the value of an alias; raise a ParameterError if there is none."""
-    if alias.values is None:
-        return value
-    key = value.lower() if isinstance(value, str) else value
-    is_listed = isinstance(key, str | int) and not isinstance(key, bool) and key in alias.values
-    if is_listed:
-        return alias.values[key]
-    if alias.has_more:
-        return value
-    raise ParameterError(f"{name}={shortened(value)} must be one of {', '.join(map(repr, alias.values))}")
 
 
 def shortened(value: Any) -> str:

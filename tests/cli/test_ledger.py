@@ -415,7 +415,7 @@ class TestSettingsOfABatch:
             (("--set", "max_leaf_nodes=none"), "max_leaf_nodes=31, not None"),
             (("--set", "features=[a]"), "features=['a', 'b'], not ['a']"),
             (("--eval", "data"), "eval_set=None, not 'data'"),
-            (("--set", "grow_policy=depthwise"), "growth='best_first', not 'depth_wise'"),
+            (("--set", "grow_policy=depth_wise"), "growth='best_first', not 'depth_wise'"),
         ],
     )
     def test_every_setting_of_the_model_is_compared(
@@ -456,7 +456,7 @@ class TestSettingsOfABatch:
         self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         arrive(1)
-        self.killed(monkeypatch, "--set", "grow_policy=depthwise", "--checkpoint", "kept")
+        self.killed(monkeypatch, "--set", "grow_policy=depth_wise", "--checkpoint", "kept")
         others = ("growth=depth_wise", "max_iter=100", "n_threads=1", "memory_limit=1GiB", "checkpoint_every=3")
         assert main((*COMMAND, *(word for other in others for word in ("--set", other)), "--checkpoint", "elsewhere")) == 0
 
