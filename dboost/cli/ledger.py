@@ -4,9 +4,7 @@ Data arrive as files, for example one partition per day. ``--only-new`` trains o
 been trained on, and does nothing without new files; so one command is the first fit, the nightly continuation, and the restart
 after a crash. The model file is a function of rows, settings and seed, so the files are recorded in ``MODEL.ledger.json``.
 
-**A file is recognized** by its name, and it is the recorded one if it has the recorded size and *stamp* (`data.sources.files`):
-the tag of an object store, or the times of the last changes. If times differ, the content decides, by its digest; so a file
-that was touched or copied stays the same file, and one that was replaced by another of the same size is an error that names it.
+What is new, and how files and tables are recognized, is decided by `new_rows`.
 
 **No file is trained on twice or lost**, wherever the process is killed. No single step can write model and ledger together, so
 the ledger is a write-ahead log:
@@ -26,10 +24,8 @@ there is one), or the recorded one (commit). Any other file was written by anoth
 checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. A ledger of other data is an error if a model
 exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
-**Delta and Iceberg tables** are recorded by their version: the batch has the files with the rows that were added since the
-version of the batch before (`dboost.data.sources.table_versions`), and its own version, which a restarted run reads again. If
-rows that the model has learned were deleted or changed since, the run is refused; with ``--retrain-if-changed`` the batch has
-all rows, and its model replaces the old one, with all earlier batches.
+If rows of a table that the model has learned were deleted or changed since, the run is refused; with ``--retrain-if-changed``
+the batch has all rows, and its model replaces the old one, with all earlier batches.
 
 **One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model
 (`dboost.files.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions,
@@ -44,17 +40,15 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import replace
 from typing import Any
 
 import dboost
-from dboost.data.sources.files import DataFiles, FilesBelow, digest_of, find_files, table_name
-from dboost.data.sources.paths import load_table
-from dboost.data.sources.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
+from dboost.cli.new_rows import FileBatch, open_new
+from dboost.data.sources.files import FilesBelow
+from dboost.data.sources.table_versions import AddedFiles
 from dboost.errors import DataError, ParameterError, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
-from dboost.files.filesystem import filesystem_of
 from dboost.files.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.files.lease import Lease
 from dboost.params import canonical
@@ -64,37 +58,6 @@ from dboost.training.checkpoint import STATE, first_difference, remove_checkpoin
 _FORMAT, _VERSION = "dboost ledger", 3
 #: Keywords of `dboost.fit` that do not decide the model, or are recorded otherwise.
 _NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from", "workers"}
-
-
-@dataclass(frozen=True)
-class FileBatch:
-    """Files of one fit."""
-
-    #: Bytes by name.
-    files: dict[str, int]
-    #: Digest of the continued model; None for a first one.
-    base: str | None
-    #: What else decides the new model: target and keywords of `dboost.fit`, see `model_settings`; None in version 1.
-    settings: dict[str, Any] | None
-    #: Digest of the new model; None before the end of training.
-    model: str | None = None
-    #: Stamps of the files by name; ledgers of earlier versions have none.
-    stamps: dict[str, str] = field(default_factory=dict)
-    #: SHA-256 of the files whose stamp is no tag, by name.
-    digests: dict[str, str] = field(default_factory=dict)
-    #: Id and version of the table whose rows are learned up to that version; None for files.
-    table: str | None = None
-    version: int | None = None
-    #: Whether the model begins anew with all rows of the table, instead of continuing the one with the digest `base`.
-    begins_anew: bool = False
-
-    @property
-    def name(self) -> str:
-        """A name that is unique to these files, this continued model and these settings."""
-        settings = [] if self.settings is None else [self.settings]
-        version = [] if self.version is None else [self.version, self.begins_anew]
-        content = [self.base, sorted(self.files.items()), *settings, *version]
-        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def model_settings(target: str | list[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,12 +131,8 @@ class Ledger:
     ) -> None:
         self._model, self._settings, self._checkpoint = model, settings, checkpoint
         self.path, self.lease = f"{model}.ledger.json", lease
-        self._path, self._table = data, load_table(data)
-        self._data = find_files(data) if self._table is None else DataFiles(location(self._table), {})
-        of_table = self._table is not None
-        self._moved_from = (
-            None if moved_from is None else shown(_folder(moved_from) if of_table else find_files(moved_from).root)
-        )
+        self._source = open_new(data, model)
+        self._moved_from = None if moved_from is None else self._source.root_before(moved_from)
         self._is_moved = False
         self._base = self._digest()
         self._settled, self._pending = self._read()
@@ -199,120 +158,22 @@ class Ledger:
         ParameterError
             Naming a setting that differs from that of the interrupted batch.
         """
-        return self._next_of_files() if self._table is None else self._next_of_table(retrain)
-
-    def _next_of_table(self, retrain: bool) -> FileBatch | None:
-        for batch in [*self._settled, *([] if self._pending is None else [self._pending])]:
-            if batch.table != table_id(self._table):
-                source = "another table" if batch.table else "files"
-                raise DataError(
-                    f"{shown(self._model)} has learned from {source} at {self._data.root}, not from {table_name(self._table)}: "
-                    "name another --output"
-                )
-        if self._is_moved:
-            self._write()
-        since = self._settled[-1].version if self._settled else None
-        if self._pending is None:
-            begins_anew = False
-            try:
-                self._added = added_since(self._table, since)
-            except ChangedRowsError as error:
-                if not retrain:
-                    raise DataError(
-                        f"{error}; {shown(self._model)} cannot forget them: --retrain-if-changed trains a new model on all rows"
-                    ) from error
-                begins_anew, self._added = True, added_since(self._table, None)
-            if not self._added.files:
-                return None
-            self._pending = FileBatch(
-                self._added.files,
-                self._base,
-                self._settings,
-                table=table_id(self._table),
-                version=self._added.version,
-                begins_anew=begins_anew,
-            )
-            self._write()
-            return self._pending
-        self._check_settings(self._pending)
-        self._added = added_since(self._table, None if self._pending.begins_anew else since, self._pending.version)
-        if self._added.files != self._pending.files:
-            raise DataError(
-                f"version {self._pending.version} of {table_name(self._table)} has other files than when the training of "
-                f"{shown(self._model)} on it began: start again with the present files, by --discard-batch"
-            )
-        return self._pending
-
-    def _next_of_files(self) -> FileBatch | None:
-        if any(batch.table for batch in self._settled):
-            raise DataError(
-                f"{shown(self._model)} has learned from a table, and {shown(self._path)} has files: name another --output"
-            )
-        present = self._data.sizes
-        for name, size in self.files.items():
-            if present.get(name, size) != size:
-                raise DataError(
-                    f"{name} has {present[name]:,} bytes, and had {size:,} when {shown(self._model)} learned from it: "
-                    f"give changed rows a name of their own"
-                )
-        settled = []
-        for batch in self._settled:
-            batch, replaced = self._compared(batch)
-            if replaced is not None:
-                raise DataError(
-                    f"{replaced} has another content than when {shown(self._model)} learned from it: give changed rows a name "
-                    f"of their own, and put back the file that was there, or remove it"
-                )
-            settled.append(batch)
-        is_noted = settled == self._settled
-        self._settled = settled
-        if self._is_moved or not is_noted:
+        settled = self._source.checked(self._settled, self._is_moved)
+        if self._is_moved or settled != self._settled:
+            self._settled = settled
             self._write()
         if self._pending is None:
-            new = {name: size for name, size in present.items() if name not in self.files}
-            if not new:
+            self._pending = self._source.next(self._settled, self._base, self._settings, retrain=retrain)
+            if self._pending is None:
                 return None
-            self._pending = self._compared(FileBatch(new, self._base, self._settings))[0]
             self._write()
         self._check_settings(self._pending)
-        for name, size in self._pending.files.items():
-            if present.get(name) != size:
-                change = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
-                raise DataError(
-                    f"{name} {change}, and {shown(self._model)} is being trained on it: put it back, or start again with the "
-                    f"present files, by --discard-batch"
-                )
-        self._pending, replaced = self._compared(self._pending)
-        if replaced is not None:
-            raise DataError(
-                f"{replaced} has another content than when the training of {shown(self._model)} on it began: put it back, or "
-                f"start again with the present files, by --discard-batch"
-            )
+        self._pending = self._source.interrupted(self._pending, self._settled, self._is_moved)
         return self._pending
 
-    def _compared(self, batch: FileBatch) -> tuple[FileBatch, str | None]:
-        """Return a batch with the present stamps of its files, and the name of the first one that was replaced, if any."""
-        stamps, digests = dict(batch.stamps), dict(batch.digests)
-        for name in batch.files:
-            file, noted = self._data.files.get(name), stamps.get(name)
-            if file is None or (file.stamp and file.stamp == noted):
-                continue
-            digest = None if file.has_tag and name not in digests else digest_of(file)
-            if noted is not None and file.has_tag and noted.startswith("tag ") and not self._is_moved:
-                return batch, name
-            if digests.get(name, digest) != digest:
-                return batch, name
-            stamps[name] = file.stamp
-            if digest is not None:
-                digests[name] = digest
-        return replace(batch, stamps=stamps, digests=digests), None
-
-    def rows(self, batch: FileBatch) -> list[str] | AddedFiles:
-        """Return the data of a batch: the URLs of its files, in the order of their names, with the columns in the names of
-        folders; or the rows that were added to a table."""
-        if self._table is not None:
-            return self._added
-        return FilesBelow((url for name, url in self._data.urls.items() if name in batch.files), self._data.root)
+    def rows(self, batch: FileBatch) -> FilesBelow | AddedFiles | None:
+        """Return the data of a batch, for `dboost.fit`."""
+        return self._source.rows(batch)
 
     def checkpoint(self, batch: FileBatch) -> str:
         """Return the folder of a batch's checkpoint; a checkpoint of another batch would be refused."""
@@ -326,36 +187,27 @@ class Ledger:
         DataError
             Naming a file that was replaced during the training: it is unknown which of its contents the model has.
         """
-        assert self._pending is not None
-        if self._table is None:
-            self._check_not_replaced()
-        self._pending = replace(self._pending, model=digest)
+        batch = self._source.trained(self._unfinished, self._is_moved)
+        self._pending = replace(batch, model=digest)
         self._write()
 
-    def _check_not_replaced(self) -> None:
+    @property
+    def _unfinished(self) -> FileBatch:
+        """The pending batch, which exists from `next_batch` to `commit`."""
         assert self._pending is not None
-        self._data = find_files(self._path)
-        replaced = next((name for name, size in self._pending.files.items() if self._data.sizes.get(name, size) != size), None)
-        if replaced is None:
-            self._pending, replaced = self._compared(self._pending)
-        if replaced is not None:
-            raise DataError(
-                f"{replaced} was replaced while {shown(self._model)} was trained on it, which was not saved: start again, with "
-                f"--discard-batch if there is a checkpoint, and write changed rows to new files"
-            )
+        return self._pending
 
     def commit(self) -> None:
         """Move the pending batch to the settled ones, after its model has been saved."""
-        assert self._pending is not None
+        batch = self._unfinished
         self._remove_checkpoint()
-        self._settled = [*([] if self._pending.begins_anew else self._settled), self._pending]
+        self._settled = [*([] if batch.begins_anew else self._settled), batch]
         self._pending = None
         self._write()
 
     def withdraw(self) -> None:
         """Drop the pending batch after an error of its data or settings, unless its checkpoint contains iterations."""
-        assert self._pending is not None
-        if self._checkpoint is not None and STATE in names_in(self.checkpoint(self._pending)):
+        if self._checkpoint is not None and STATE in names_in(self.checkpoint(self._unfinished)):
             return
         self.discard()
 
@@ -373,10 +225,9 @@ class Ledger:
 
     def _remove_checkpoint(self) -> None:
         """Remove the checkpoint of the pending batch, unless another run has taken over: then it is that of the other run."""
-        assert self._pending is not None
         self.lease.renew()
         if self._checkpoint is not None:
-            remove_checkpoint(self.checkpoint(self._pending))
+            remove_checkpoint(self.checkpoint(self._unfinished))
 
     def _digest(self) -> str | None:
         try:
@@ -426,13 +277,13 @@ class Ledger:
         settled = [_batch(record) for record in content["settled"]]
         pending = None if content["pending"] is None else _batch(content["pending"])
         root = content["data"]
-        if root != shown(self._data.root):
+        if root != self._source.root:
             if not settled and self._base is None:
                 return [], None
             if root != self._moved_from:
                 origin = "" if self._moved_from is None else f" or {self._moved_from}"
                 raise ParameterError(
-                    f"{shown(self._model)} has learned from {root}, not {shown(self._data.root)}{origin}: if its files have "
+                    f"{shown(self._model)} has learned from {root}, not {self._source.root}{origin}: if its files have "
                     f"moved there, add --moved-from {shlex.quote(root)}"
                 )
             self._is_moved = True
@@ -443,7 +294,7 @@ class Ledger:
         content = {
             "format": _FORMAT,
             "version": _VERSION,
-            "data": shown(self._data.root),
+            "data": self._source.root,
             "settled": [vars(batch) for batch in self._settled],
             "pending": pending,
         }
@@ -462,11 +313,5 @@ _LEDGER: Shape = {
 }  # fmt: skip
 
 
-def _folder(path: str) -> str:
-    """Return the folder of a table that is not there any more, as `location` writes it."""
-    fs, name = filesystem_of(path)
-    return str(fs.unstrip_protocol(name)).rstrip("/")
-
-
-def _batch(found: dict[str, Any]) -> FileBatch:
-    return FileBatch(**{"settings": None} | found)
+def _batch(record: dict[str, Any]) -> FileBatch:
+    return FileBatch(**{"settings": None} | record)

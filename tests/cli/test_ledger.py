@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.cli import ledger, main
+from dboost.cli import ledger, main, new_rows
 from dboost.data.sources.files import FilesBelow, find_files
 from dboost.files import atomic_write
 from dboost.files.lease import BusyError
@@ -332,7 +332,7 @@ def test_touched_and_copied_files_are_not_new(
     second = read_ledger()["settled"][0]
     assert second["digests"] == first["digests"] and second["stamps"] != first["stamps"]
     read: list[str] = []
-    monkeypatch.setattr(ledger, "digest_of", lambda file: read.append(file.url))
+    monkeypatch.setattr(new_rows, "digest_of", lambda file: read.append(file.url))
     assert main(COMMAND) == 0 and not read, "the present stamps are recorded"
 
 
@@ -362,8 +362,8 @@ def test_tags_of_a_store_decide_without_reading(
         return replace(found, files={name: replace(file, stamp=tags[name]) for name, file in found.files.items()})
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "find_files", tagged)
-        patch.setattr(ledger, "digest_of", lambda file: pytest.fail("a file is read"))
+        patch.setattr(new_rows, "find_files", tagged)
+        patch.setattr(new_rows, "digest_of", lambda file: pytest.fail("a file is read"))
         assert main(COMMAND) == 0
         arrive(3)
         assert main(COMMAND) == 0
