@@ -538,11 +538,11 @@ def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> I
     from dboost.data.sources.paths import load_table
     from dboost.data.sources.table_versions import added_since, has_versions, label, learned_version, version_of
 
-    given = table
-    table = load_table(given) if isinstance(given, str | os.PathLike) else given
+    source = table
+    table = load_table(source) if isinstance(source, str | os.PathLike) else source
     if not has_versions(table):
         raise InputTypeError(
-            f"continue_on takes a sequence of tables, a Delta table, or an Iceberg table, and {shown_path(given)} is none: "
+            f"continue_on takes a sequence of tables, a Delta table, or an Iceberg table, and {shown_path(source)} is none: "
             "give a list"
         )
     if source_name is not None:

@@ -459,9 +459,9 @@ class Booster:
             return isinstance(data, str | Path) and str(data) == trained_on
         return trained_on is not None and data is trained_on
 
-    def _calibrated_on(self, data: Dataset, coverage: float, client: Any, given: dict[str, Any]) -> Self:
-        """Return the model calibrated with the rows of a data set. given : arguments that a data set does not take."""
-        for name, value in given.items():
+    def _calibrated_on(self, data: Dataset, coverage: float, client: Any, keywords: dict[str, Any]) -> Self:
+        """Return the model calibrated with the rows of a data set. keywords : arguments that a data set does not take."""
+        for name, value in keywords.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare or to a table: a data set has bins only")
         self.outputs.check_intervals()
@@ -472,9 +472,9 @@ class Booster:
             weights = rows.weights()
         return self.set_calibration(calibration.calibrated_by_predictions(y, base, weights, coverage))
 
-    def set_calibration(self, found: Calibration) -> Self:
+    def set_calibration(self, calibration: Calibration) -> Self:
         """Set the margins of this model, which are part of its digest."""
-        self.ensemble = replace(self.ensemble, calibration=found)
+        self.ensemble = replace(self.ensemble, calibration=calibration)
         vars(self).pop("sha256", None)
         return self
 

@@ -651,10 +651,10 @@ def _with_values(
     The data are returned, too: columns are read before the other ones, so a stream that may be read once only is stored.
     """
     known = names_of_table(data) or Names(())
-    given = {name: getattr(division, name) for name in _COLUMNS}
+    columns = {name: getattr(division, name) for name in _COLUMNS}
     named = {
         name: value
-        for name, value in given.items()
+        for name, value in columns.items()
         if known.is_label(value) and not (name == "folds" and isinstance(value, Number))
     }
     weight = options.sample_weight
@@ -747,7 +747,9 @@ def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple
     grouped = scores.groupby(["metric", "iteration"], sort=False)["value"]
     summary = pd.DataFrame({"mean": grouped.agg(mean_of), "std": grouped.std(ddof=0)}).reset_index()
     order = {name: number for number, (_, name) in enumerate(columns)}
-    summary = summary.sort_values(["iteration", "metric"], key=lambda of: of.map(order) if of.name == "metric" else of)
+    summary = summary.sort_values(
+        ["iteration", "metric"], key=lambda column: column.map(order) if column.name == "metric" else column
+    )
     return scores, summary[["iteration", "metric", "mean", "std"]].reset_index(drop=True)
 
 

@@ -123,9 +123,9 @@ def is_out_of_descriptors(error: BaseException | None) -> bool:
     return exhausted or is_out_of_descriptors(error.__cause__ or error.__context__)
 
 
-def out_of_descriptors(process: str, what: str) -> DBoostError:
-    """Return the error to raise then. process : has too many open files; what : it could not do."""
-    return DBoostError(f"{process} has too many open files and connections to {what}: {_MORE_DESCRIPTORS}")
+def out_of_descriptors(process: str, task: str) -> DBoostError:
+    """Return the error to raise then. process : has too many open files; task : it could not do."""
+    return DBoostError(f"{process} has too many open files and connections to {task}: {_MORE_DESCRIPTORS}")
 
 
 _MORE_DESCRIPTORS = "raise its limit of open files (RLIMIT_NOFILE), such as by `ulimit -n 65536` in the shell that starts it"

@@ -198,11 +198,11 @@ class Window(NamedTuple):
         return min(max(self.n_rows // 2048, _LEAST_BUCKETS), _MOST_BUCKETS) | 1
 
 
-def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+def concatenated(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
     """Return the residuals of both ranges of rows, in any order; None (too many) if either or both are too many."""
-    if one is None or other is None or len(one) + len(other) > FEW:
+    if first is None or second is None or len(first) + len(second) > FEW:
         return None
-    return np.concatenate((one, other))
+    return np.concatenate((first, second))
 
 
 #: Given the weight of each group (int64[n_groups]), returns ranks in it, 0 for groups without a quantile, and whether the
@@ -341,10 +341,10 @@ def _among(
         As in `find_quantiles`.
     """
     n_groups = len(need)
-    found = np.zeros((n_groups, 2), np.uint64)
+    neighbors = np.zeros((n_groups, 2), np.uint64)
     begin, arranged = np.zeros(n_groups + 1, np.int64), np.empty((2, len(collected)), np.uint64)
-    select_keys(collected, np.where(need > 0, need - below, 0), begin, arranged, found)
-    keys, next_keys = found.T
+    select_keys(collected, np.where(need > 0, need - below, 0), begin, arranged, neighbors)
+    keys, next_keys = neighbors.T
     # Where the share is met exactly, the quantile is the mean of this number and the next one of the group.
     exact = met & (need > 0) & (next_keys != keys)
     if (exact & (next_keys == _LARGEST)).any():

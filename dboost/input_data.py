@@ -190,8 +190,8 @@ class PreparedInput:
             raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
         return rows
 
-    def _check(self, given: dict[str, Any]) -> None:
-        check_same(self.data.settings, self.data._name, given)
+    def _check(self, settings: dict[str, Any]) -> None:
+        check_same(self.data.settings, self.data._name, settings)
 
 
 def is_dataset(data: Any) -> bool:

@@ -168,9 +168,9 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     return command
 
 
-def target_text(given: str) -> str | list[str]:
+def target_text(option: str) -> str | list[str]:
     """Return the target that an option names: a column, or several, whose names are joined by commas."""
-    return given.split(",") if "," in given else given
+    return option.split(",") if "," in option else option
 
 
 def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -377,18 +377,18 @@ def keywords_in(
 ) -> dict[str, Any]:
     """Return the keywords of a function in --params, --set (or these assignments), --group, --filter and --memory-limit."""
     known = keywords(function, elsewhere)
-    given = gather(arguments.params, arguments.set if assignments is None else assignments, known, elsewhere)
+    parameters = gather(arguments.params, arguments.set if assignments is None else assignments, known, elsewhere)
     options = {name: getattr(arguments, name) for name in ("group", "memory_limit")}
-    given |= {name: value for name, value in options.items() if value is not None}
+    parameters |= {name: value for name, value in options.items() if value is not None}
     if arguments.filter is not None:
         from dboost.cli.row_filters import filter_of  # imports pyarrow
 
-        given["filter"] = filter_of(arguments.filter)
+        parameters["filter"] = filter_of(arguments.filter)
     if arguments.drop:
         from dboost.cli.data_arguments import features_left  # needs more of the package than most commands
 
-        given["features"] = features_left(arguments, given)
-    return given
+        parameters["features"] = features_left(arguments, parameters)
+    return parameters
 
 
 def gather(

@@ -108,10 +108,10 @@ def _rows_with_target(frame: pd.DataFrame, targets: list[str]) -> pd.DataFrame:
     return frame[~_is_missing(frame, targets)]
 
 
-def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[str]:
+def features_left(arguments: argparse.Namespace, parameters: Mapping[str, Any]) -> list[str]:
     """Return all columns of DATA but those of --drop and those that are something else than a feature.
 
-    given : keywords of the command.
+    parameters : keywords of the command.
 
     Raises
     ------
@@ -120,13 +120,13 @@ def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> li
     """
     if is_prepared(arguments.data):
         raise ParameterError(f"--drop: {arguments.data} holds prepared data, which have the features of dboost prepare")
-    if given.get("features") is not None:
+    if parameters.get("features") is not None:
         raise ParameterError("--drop and features are two ways to choose columns: give one")
     columns = list(open_path(arguments.data, columns=()).columns)  # the fit checks those that it uses
     for name in arguments.drop:
         if name not in columns:
             raise DataError(f"--drop: {arguments.data} has no column {name!r}{Names.of(columns).hint(name)}")
-    roles = {given[role] for role in ROLES if isinstance(given.get(role), str)}
+    roles = {parameters[role] for role in ROLES if isinstance(parameters.get(role), str)}
     others = {
         *_names(arguments.target),
         *arguments.drop,

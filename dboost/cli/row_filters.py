@@ -145,5 +145,5 @@ def _text_of(token: _Token | None) -> str:
     return "" if token is None or token.kind in ("text", "column") else token.text
 
 
-def _error(text: str, what: str) -> ParameterError:
-    return ParameterError(f"--filter {text!r}: {what}")
+def _error(text: str, problem: str) -> ParameterError:
+    return ParameterError(f"--filter {text!r}: {problem}")

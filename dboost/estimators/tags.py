@@ -38,8 +38,8 @@ def _losses(estimator: Any) -> list[BaseLoss]:
     from dboost.losses import as_loss, by_name  # imports compiled kernels, which constructing an estimator does not need
 
     try:
-        given = estimator._loss()
-        each = given if isinstance(given, list | tuple) else [given]
+        loss = estimator._loss()
+        each = loss if isinstance(loss, list | tuple) else [loss]
         return [by_name(loss, **vars(estimator)) if isinstance(loss, str) else as_loss(loss) for loss in each]
     except (ParameterError, TypeError):
         return []

@@ -59,9 +59,9 @@ class EarlyStoppingPolicy:
     #: Factor that makes larger scores better: -1 for losses.
     sign: float = 1.0
 
-    def scores(self, which: str, before: dict[str, float], ensemble: Ensemble) -> np.ndarray:
+    def scores(self, rows: str, before: dict[str, float], ensemble: Ensemble) -> np.ndarray:
         """Return scores ("train" or "validation") before the first tree and after each iteration; empty without scoring."""
-        column = self.columns.get(which)
+        column = self.columns.get(rows)
         if column is None or column not in ensemble.metrics:
             return np.empty(0)
         later = ensemble.metrics[column][: ensemble.n_iterations]
@@ -233,5 +233,5 @@ def scorer_metric(estimator: Any, scorer: Callable[..., float], assemble: Callab
     return MetricReduction(SCORER_NAME, True, _Scoring(estimator, scorer, assemble), _cannot_merge, float, wants_block=True)
 
 
-def _cannot_merge(one: float, other: float) -> float:
+def _cannot_merge(first: float, second: float) -> float:
     raise TypeError("a scorer needs all rows at once: its scores of partitions cannot be merged")

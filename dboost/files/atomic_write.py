@@ -115,7 +115,7 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         return sorted(name for parent, _, name in split_names if parent.strip("/") == target.strip("/"))
 
 
-def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
+def remove_own(folder: str | os.PathLike[str], pattern: re.Pattern[str]) -> None:
     """Remove the files of a folder whose whole names match a pattern, and the folder if nothing else is in it.
 
     Raises
@@ -126,9 +126,9 @@ def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
     base = path_text(folder).rstrip("/")
     names = names_in(folder)
     for name in names:
-        if own.fullmatch(name):
+        if pattern.fullmatch(name):
             remove(f"{base}/{name}")
-    if all(own.fullmatch(name) for name in names):
+    if all(pattern.fullmatch(name) for name in names):
         with _place(folder, "remove") as (filesystem, target):
             filesystem.invalidate_cache()
             if _is_local(filesystem) or "/" in target.strip("/"):  # a store would remove a bucket

@@ -55,36 +55,36 @@ class ShapeError(ValueError):
     """Content does not have the declared shape; the message names the entry."""
 
 
-def check_shape(value: Any, shape: Shape, what: str) -> None:
-    """Raise a ShapeError unless a value has a shape. what : names the value in the message."""
+def check_shape(value: Any, shape: Shape, subject: str) -> None:
+    """Raise a ShapeError unless a value has a shape. subject : names the value in the message."""
     if isinstance(shape, dict):
-        _check_entries(value, shape, what)
+        _check_entries(value, shape, subject)
     elif isinstance(shape, list):
-        _require(isinstance(value, list), value, shape, what)
+        _require(isinstance(value, list), value, shape, subject)
         for i, item in enumerate(value):
-            check_shape(item, shape[0], f"{what}[{i}]")
+            check_shape(item, shape[0], f"{subject}[{i}]")
     elif type(shape) is tuple:
         nested = [
             alternative for alternative in shape if isinstance(alternative, dict | list) and type(alternative) is type(value)
         ]
         if nested:
-            return check_shape(value, nested[0], what)
-        _require(any(_is(value, alternative) for alternative in shape), value, shape, what)
+            return check_shape(value, nested[0], subject)
+        _require(any(_is(value, alternative) for alternative in shape), value, shape, subject)
     else:
-        _require(_is(value, shape), value, shape, what)
+        _require(_is(value, shape), value, shape, subject)
 
 
-def _check_entries(value: Any, shape: dict[str, Shape], what: str) -> None:
-    _require(isinstance(value, dict), value, shape, what)
+def _check_entries(value: Any, shape: dict[str, Shape], subject: str) -> None:
+    _require(isinstance(value, dict), value, shape, subject)
     others = shape.get(OTHERS)
     known = {name.removesuffix("?"): entry_shape for name, entry_shape in shape.items() if name != OTHERS}
     missing = [name for name in known if name not in value and name in shape]
     if missing:
-        raise ShapeError(f"{what} has no entry {missing[0]!r}")
+        raise ShapeError(f"{subject} has no entry {missing[0]!r}")
     for name, item in value.items():
         if name not in known and others is None:
-            raise ShapeError(f"{what} has an unknown entry {name[:40]!r}")
-        check_shape(item, known.get(name, others), f"{what}.{name[:40]}")
+            raise ShapeError(f"{subject} has an unknown entry {name[:40]!r}")
+        check_shape(item, known.get(name, others), f"{subject}.{name[:40]}")
 
 
 def _is(value: Any, shape: Shape) -> bool:
@@ -108,10 +108,10 @@ def _is_json(value: Any, levels: int, is_finite: bool) -> bool:
     return not (is_finite and isinstance(value, float)) or math.isfinite(value)
 
 
-def _require(holds: bool, value: Any, shape: Shape, what: str) -> None:
+def _require(holds: bool, value: Any, shape: Shape, subject: str) -> None:
     if not holds:
         present = f"{value!r:.40}" if value is None or type(value) in (bool, int, float, str) else _NAMES.get(type(value), "?")
-        raise ShapeError(f"{what} is {present}, not {_described(shape)}")
+        raise ShapeError(f"{subject} is {present}, not {_described(shape)}")
 
 
 def _described(shape: Shape) -> str:

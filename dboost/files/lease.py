@@ -180,24 +180,24 @@ class Lease:
             raise self._busy(now)
         return True
 
-    def _watch(self, found: bytes) -> None:
+    def _watch(self, content: bytes) -> None:
         """Return when the content of the file has not changed for the duration, or when its process has ended."""
-        seconds = self._duration(found)
-        print(f"dboost: {self._called(found)}: waiting {number(seconds)} s for its next renewal", file=sys.stderr)
+        seconds = self._duration(content)
+        print(f"dboost: {self._called(content)}: waiting {number(seconds)} s for its next renewal", file=sys.stderr)
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not _is_dead(found):
+        while time.monotonic() < deadline and not _is_dead(content):
             time.sleep(min(seconds, self._seconds) / _WATCHES)
             now = read_whole(self.path)
-            if now != found:
+            if now != content:
                 raise self._busy(now)
 
-    def _duration(self, found: bytes) -> float:
+    def _duration(self, content: bytes) -> float:
         """Return the duration of the lease that a file is of; that of this run if the file does not name one."""
         try:
-            check_shape(json.loads(found), {"seconds": float, OTHERS: ANY}, "it")
+            check_shape(json.loads(content), {"seconds": float, OTHERS: ANY}, "it")
         except (ValueError, RecursionError):
             return self._seconds
-        seconds = float(json.loads(found)["seconds"])
+        seconds = float(json.loads(content)["seconds"])
         return seconds if 0 < seconds <= _LONGEST else self._seconds
 
     def _read(self) -> bytes:
@@ -213,16 +213,16 @@ class Lease:
         write(self.path, json.dumps(record, indent=1).encode())
         self._renewed = time.monotonic()
 
-    def _is_own(self, found: bytes) -> bool:
-        return self._run.encode() in found
+    def _is_own(self, content: bytes) -> bool:
+        return self._run.encode() in content
 
-    def _busy(self, found: bytes) -> BusyError:
-        return BusyError(f"{self._called(found)}: try again when that run has ended")
+    def _busy(self, content: bytes) -> BusyError:
+        return BusyError(f"{self._called(content)}: try again when that run has ended")
 
-    def _called(self, found: bytes) -> str:
+    def _called(self, content: bytes) -> str:
         """Describe the run that has the lease."""
         try:
-            holder = json.loads(found)
+            holder = json.loads(content)
             whose = f" (host {holder['host']}, process {holder['process']}, since {holder['since']})"
         except (LookupError, TypeError, ValueError):
             whose = ""
@@ -235,10 +235,10 @@ def _configured_seconds() -> float:
     return lease_seconds()
 
 
-def _is_dead(found: bytes) -> bool:
+def _is_dead(content: bytes) -> bool:
     """Return whether the holder was a process of this machine that has ended; False if that is unknown."""
     try:
-        holder = json.loads(found)
+        holder = json.loads(content)
         machine, process, started = holder["machine"], holder["process"], holder["started"]
     except (LookupError, TypeError, ValueError):
         return False

@@ -213,11 +213,11 @@ class _Form:
         return values.reshape(self.shape[::-1]).T if self.by_columns else values.reshape(self.shape)
 
 
-def _read_some(file: IO[bytes], forms: Sequence[_Form], some: Collection[int]) -> Iterator[np.ndarray]:
+def _read_some(file: IO[bytes], forms: Sequence[_Form], positions: Collection[int]) -> Iterator[np.ndarray]:
     """Yield the arrays of a file at these positions, and empty ones for the others."""
     start = 0
     for j, form in enumerate(forms):
-        if j in some:
+        if j in positions:
             file.seek(start)
             yield form.read(file)
         else:
@@ -300,8 +300,8 @@ class Spool:
             n_bytes, part = n_bytes + stored.n_bytes, part + 1
         return n_bytes
 
-    def get(self, number: int, part: int = 0, some: Sequence[int] | None = None) -> tuple[np.ndarray, ...]:
-        """Return the arrays stored under a number. some : positions of those to read; others in a file are empty."""
+    def get(self, number: int, part: int = 0, positions: Sequence[int] | None = None) -> tuple[np.ndarray, ...]:
+        """Return the arrays stored under a number. positions : positions of those to read; others in a file are empty."""
         if self._closed:
             raise DBoostError("the table is closed: its chunks are gone")
         stored = self._stored[number, part]
@@ -310,9 +310,9 @@ class Spool:
         path = self._path(number, part)
         try:
             with open(path, "rb") as file:
-                if some is None:
+                if positions is None:
                     return tuple(form.read(file) for form in stored.forms)
-                return tuple(_read_some(file, stored.forms, set(some)))
+                return tuple(_read_some(file, stored.forms, set(positions)))
         except OSError as error:
             raise DBoostError(f"cannot read the temporary file {path}: {reason(error)}") from error
 

@@ -239,12 +239,12 @@ def in_order(data: Any, features: Any) -> tuple[Any, Any]:
     return data, features
 
 
-def _are_features(given: Any) -> bool:
+def _are_features(features: Any) -> bool:
     """Whether these can be names or positions of features."""
-    if Names(()).is_label(given):
+    if Names(()).is_label(features):
         return True
-    is_list = not hasattr(given, "columns") and getattr(given, "ndim", 1) == 1 and isinstance(given, Iterable)
-    return is_list and not is_stream(given)
+    is_list = not hasattr(features, "columns") and getattr(features, "ndim", 1) == 1 and isinstance(features, Iterable)
+    return is_list and not is_stream(features)
 
 
 KINDS = ("average", "individual", "conditional")

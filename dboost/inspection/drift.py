@@ -64,10 +64,10 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
     return frame
 
 
-def _added(one: Tallies, other: Tallies) -> Tallies:
-    if one is None or other is None:
-        return other if one is None else one
-    return [a + b for a, b in zip(one, other, strict=True)]
+def _added(first: Tallies, second: Tallies) -> Tallies:
+    if first is None or second is None:
+        return second if first is None else first
+    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def _counted(

@@ -176,18 +176,18 @@ def _some_rows(
     return numbers, Block(np.concatenate([block.block for block in picked]), *beside)
 
 
-def _check_same(counted: dict[Key, int], found: dict[Key, int]) -> None:
-    """Check that rows that were read twice are as many as before. counted, found : the rows of each block, then and now.
+def _check_same(counted: dict[Key, int], read_now: dict[Key, int]) -> None:
+    """Check that rows that were read twice are as many as before. counted, read_now : the rows of each block, then and now.
 
     Raises
     ------
     DataError
         Naming the first partition of which that is not true.
     """
-    if counted == found:
+    if counted == read_now:
         return
-    first = min(key[0] for key in counted.keys() | found.keys() if counted.get(key) != found.get(key))
-    before, now = (sum(length for key, length in counts.items() if key[0] == first) for counts in (counted, found))
+    first = min(key[0] for key in counted.keys() | read_now.keys() if counted.get(key) != read_now.get(key))
+    before, now = (sum(length for key, length in counts.items() if key[0] == first) for counts in (counted, read_now))
     raise DataError(
         f"inspect: partition {first} had {before} rows when rows were counted, and {now} when they were read: a source must "
         "give the same rows every time, and does not if files are replaced or a sample has no seed; persist the collection"
@@ -213,7 +213,7 @@ def _in_memory(data: Any, ensemble: Ensemble, roles: ScoringRoles) -> tuple[int,
         return len(data), [(0, data)]
     columns = _columns(roles, ensemble, data)
     features = *ensemble.features, *(Feature(name) for name in dict.fromkeys(columns) if name is not None)
-    blocks = FeatureBlocks(data, features, ensemble.named, what="inspect")
+    blocks = FeatureBlocks(data, features, ensemble.named, subject="inspect")
     values = [
         _values_of(role, values, len(blocks)) if values is not None and column is None else None
         for role, values, column in zip(roles._fields, roles, columns, strict=True)
@@ -221,9 +221,9 @@ def _in_memory(data: Any, ensemble: Ensemble, roles: ScoringRoles) -> tuple[int,
     return len(blocks), ((rows.start, _with_values(_split(block, columns), values, rows)) for rows, block in blocks)
 
 
-def _values_of(role: str, given: Any, n_rows: int) -> np.ndarray:
+def _values_of(role: str, column: Any, n_rows: int) -> np.ndarray:
     """Return the values of a role, one per row."""
-    values = np.asarray(given, np.float64)
+    values = np.asarray(column, np.float64)
     if values.shape not in ((n_rows,), (n_rows, 1)):
         raise DataError(f"{role} has the shape {values.shape}, but there are {n_rows} rows")
     return _checked(values.reshape(-1), role, role)
@@ -244,17 +244,17 @@ def _columns(roles: ScoringRoles, ensemble: Ensemble, data: Any) -> Columns:
     return tuple(_column(role, values, ensemble, data) for role, values in zip(roles._fields, roles, strict=True))
 
 
-def _column(role: str, given: Any, ensemble: Ensemble, data: Any) -> str | None:
+def _column(role: str, column: Any, ensemble: Ensemble, data: Any) -> str | None:
     """Return the name of the column of a role, or None."""
-    name = column_named(given, data)
+    name = column_named(column, data)
     if name is None:
-        if given is not None and in_parts(data):
+        if column is not None and in_parts(data):
             raise InputTypeError(f"{role} must be the name of a column when the rows are a Dask collection, a path or a stream")
         return None
     if not ensemble.named:
-        raise InputTypeError(f"{role}={given!r}: arrays have no names of columns, so give one number for each row")
+        raise InputTypeError(f"{role}={column!r}: arrays have no names of columns, so give one number for each row")
     if name in {feature.name for feature in ensemble.features}:
-        raise InputTypeError(f"{role}={given!r} is a feature of the model")
+        raise InputTypeError(f"{role}={column!r} is a feature of the model")
     return name
 
 
@@ -271,13 +271,13 @@ def _split(matrix: np.ndarray, columns: Columns) -> Block:
     return Block(np.ascontiguousarray(matrix[:, :n]), *values)
 
 
-def _checked(values: np.ndarray, role: str, what: str) -> np.ndarray:
-    """Return the values of a role. what : the role in messages."""
+def _checked(values: np.ndarray, role: str, subject: str) -> np.ndarray:
+    """Return the values of a role. subject : the role in messages."""
     is_weight = role == "sample_weight"
     wrong = np.flatnonzero(~np.isfinite(values) | (is_weight & (values < 0)))
     if len(wrong):
         kinds = "missing, infinite or negative" if is_weight else "missing or infinite"
-        raise DataError(f"{what} is {kinds} in {len(wrong)} rows, first in row {wrong[0]}")
+        raise DataError(f"{subject} is {kinds} in {len(wrong)} rows, first in row {wrong[0]}")
     return values
 
 
@@ -302,7 +302,7 @@ def _applied(
     function: Callable[[Key, Block], T], features: tuple[Feature, ...], named: bool, columns: Columns, data: Any, part: int
 ) -> list[T]:
     """Return the results of a function for a partition's blocks with rows. columns : of roles, the last of the features."""
-    blocks = FeatureBlocks(data, features, named, what="inspect")
+    blocks = FeatureBlocks(data, features, named, subject="inspect")
     return [function((part, rows.start), _split(block, columns)) for rows, block in blocks if len(block)]
 
 

@@ -68,14 +68,14 @@ def has_counts(ensemble: Ensemble) -> bool:
     return all(tree.n_nodes == 1 or tree.cover[0] > 0 or tree.count[0] > 0 for tree in ensemble.trees)
 
 
-def check_counts(ensemble: Ensemble, what: str, instead: str) -> None:
+def check_counts(ensemble: Ensemble, method: str, instead: str) -> None:
     """Raise ParameterError if the model has no counts of training rows.
 
-    what : the function that needs them, for the message; instead : what the user may do.
+    method : the function that needs them, for the message; instead : what the user may do.
     """
     if not has_counts(ensemble):
         raise ParameterError(
-            f"{what} weights branches by their training rows, but the model was trained with keep_summary=False and contains "
+            f"{method} weights branches by their training rows, but the model was trained with keep_summary=False and contains "
             f"no counts: {instead}"
         )
 
@@ -374,20 +374,20 @@ class Shapley:
 
     def _run(self, kernel: Callable[..., None], matrix: np.ndarray, n_axes: int) -> np.ndarray:
         forest, k = self._forest, self._ensemble.n_outputs
-        found = np.zeros((len(matrix), *(len(forest.columns),) * n_axes, k))
+        sums = np.zeros((len(matrix), *(len(forest.columns),) * n_axes, k))
         if not len(forest.columns):
             return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
 
         def work(start: int, stop: int) -> None:
             for rows, block in plain_blocks(matrix, start, stop):
-                kernel(forest, block, (0, len(block)), found[rows], new_scratch(forest, prod(found.shape[1:])))
+                kernel(forest, block, (0, len(block)), sums[rows], new_scratch(forest, prod(sums.shape[1:])))
 
         share_out(work, len(matrix), 20 * max(len(forest.paths), len(forest.splits)), self._n_threads)
         if len(forest.columns) == len(self._ensemble.features):
-            return found
+            return sums
         values = np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
         of_used_features: Any = (slice(None), *np.ix_(*(forest.columns,) * n_axes))
-        values[of_used_features] = found
+        values[of_used_features] = sums
         return values
 
 
@@ -400,7 +400,7 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     if background is not None:
         if in_parts(background):
             raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
-        rows = feature_block(background, ensemble.features, ensemble.named, what="background")
+        rows = feature_block(background, ensemble.features, ensemble.named, subject="background")
         if not len(rows):
             raise ParameterError("the background has no rows")
     if n_threads is None and is_source(data):
@@ -441,7 +441,7 @@ def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     if background is None:
         base = expected_value(ensemble)
     else:
-        rows = feature_block(background, ensemble.features, ensemble.named, what="background")
+        rows = feature_block(background, ensemble.features, ensemble.named, subject="background")
         base = FlatEnsemble(ensemble).raw_scores(rows).mean(axis=0)
     one_output = ensemble.n_outputs == 1
     return shap.Explanation(

@@ -161,9 +161,9 @@ def check_outputs(n_outputs: int, n_trees: int, name: str) -> None:
         raise ModelFileError(f"{name} is damaged: it has {n_trees} trees of {n_outputs} outputs")
 
 
-def levels_of(name: str, given: Sequence[Level] | int) -> tuple[Level, ...]:
+def levels_of(name: str, levels_or_count: Sequence[Level] | int) -> tuple[Level, ...]:
     """Return the levels that the user gave for a column."""
-    levels = tuple(range(given)) if isinstance(given, int | np.integer) else tuple(given)
+    levels = tuple(range(levels_or_count)) if isinstance(levels_or_count, int | np.integer) else tuple(levels_or_count)
     if not levels or len(levels) > MAX_LEVELS or len({(type(level), level) for level in levels}) < len(levels):
         raise ParameterError(f"levels of {name!r} must be up to {MAX_LEVELS:,} different values in the order of their codes")
     return tuple(level.item() if isinstance(level, np.generic) else level for level in levels)
@@ -175,9 +175,9 @@ def check_codes(name: str, codes: np.ndarray, n_levels: int) -> None:
         raise ParameterError(f"column {name!r} has {n_levels} levels, but the model knows the code {int(codes.max())}")
 
 
-def check_levels(given: Levels, features: Sequence[str], library: str) -> None:
+def check_levels(levels: Levels, features: Sequence[str], library: str) -> None:
     """Raise a ParameterError for levels of columns that are not categorical in the model."""
-    for name in given:
+    for name in levels:
         if name not in features:
             raise ParameterError(f"levels are given for {name!r}, which the model of {library} has no categorical column for")
 

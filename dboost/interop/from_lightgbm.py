@@ -110,12 +110,12 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
     return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="LightGBM")
 
 
-def _entries(block: str, what: str) -> dict[str, str]:
+def _entries(block: str, subject: str) -> dict[str, str]:
     """The values of the lines ``key=value`` after the first line of a block."""
     lines = block.rstrip("\n").splitlines()[1:]
     entries = {key: value for key, _, value in (line.partition("=") for line in lines)}
     if len(entries) < len(lines) or "" in entries:  # LightGBM reads no further than to an empty line
-        raise ValueError(f"{what} has a line twice, or an empty one")
+        raise ValueError(f"{subject} has a line twice, or an empty one")
     return entries
 
 

@@ -644,10 +644,10 @@ def find_metrics(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
     return _without_twins(reductions)
 
 
-def _without_twins(found: list[MetricReduction]) -> list[MetricReduction]:
+def _without_twins(metrics: list[MetricReduction]) -> list[MetricReduction]:
     """Return metrics; raise a ParameterError if two of them have one name and are not the same."""
-    names = [metric.name for metric in found]
+    names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None and any(not isinstance(metric.spec, str) for metric in found if metric.name == twice):
+    if twice is not None and any(not isinstance(metric.spec, str) for metric in metrics if metric.name == twice):
         raise ParameterError(f"two metrics are called {twice!r}: give functions different names, or use dboost.metrics.Metric")
-    return found
+    return metrics

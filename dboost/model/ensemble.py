@@ -335,12 +335,12 @@ def without_counts(model: Ensemble) -> Ensemble:
                 assert levels is not None
                 used.setdefault(feature, set()).update(range(len(levels)) if missing_left else codes.tolist())
     features, renumbered = [], {}
-    for j, one in enumerate(model.features):
-        if one.categories is not None:
+    for j, feature in enumerate(model.features):
+        if feature.categories is not None:
             kept = np.array(sorted(used.get(j, ())), np.int64)
             renumbered[j] = kept
-            one = replace(one, categories=tuple(one.categories[code] for code in kept))
-        features.append(one)
+            feature = replace(feature, categories=tuple(feature.categories[code] for code in kept))
+        features.append(feature)
 
     def without(tree: Tree) -> Tree:
         categories = tuple(
@@ -354,13 +354,13 @@ def without_counts(model: Ensemble) -> Ensemble:
     return replace(model, features=tuple(features), trees=tuple(map(without, model.trees)), edges=(), sources=sources)
 
 
-def drop_source(model: Ensemble, which: int | str) -> Ensemble:
+def drop_source(model: Ensemble, key: int | str) -> Ensemble:
     """Return the model without the trees of one source; `Booster.drop_source` documents it.
 
     Parameters
     ----------
     model : Ensemble
-    which : int or str
+    key : int or str
         Number of the source (negative: from the end), or its label.
 
     Raises
@@ -368,7 +368,7 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     ParameterError
         For a source that does not exist, a label that is not unique, or the only source.
     """
-    number = number_of(model, which)
+    number = number_of(model, key)
     if len(model.sources) == 1:
         raise ParameterError("the only source of a model cannot be dropped")
     gone = model.sources[number]
@@ -392,17 +392,17 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
     )
 
 
-def number_of(model: Ensemble, which: int | str) -> int:
+def number_of(model: Ensemble, key: int | str) -> int:
     """Return the number of a source by its number (negative: from the end) or label; ParameterError if there is none."""
     labels = [source["label"] for source in model.sources]
-    if isinstance(which, str):
-        if labels.count(which) != 1:
-            raise ParameterError(f"{labels.count(which)} sources of the model are called {which!r}; they are {labels}")
-        return labels.index(which)
+    if isinstance(key, str):
+        if labels.count(key) != 1:
+            raise ParameterError(f"{labels.count(key)} sources of the model are called {key!r}; they are {labels}")
+        return labels.index(key)
     try:
-        number = operator.index(which)
+        number = operator.index(key)
     except TypeError:
-        raise ParameterError(f"a source is a number or a label, not {which!r}") from None
+        raise ParameterError(f"a source is a number or a label, not {key!r}") from None
     if not -len(labels) <= number < len(labels):
         raise ParameterError(f"there is no source {number}: the model has {len(labels)}")
     return number % len(labels)

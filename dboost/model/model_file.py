@@ -143,24 +143,24 @@ def parse_columns(features: Any, edges: Any) -> tuple[tuple[Feature, ...], tuple
         Naming the invalid value.
     """
     named = [_feature(feature, i) for i, feature in enumerate(_sequence(features, "features"))]
-    found = tuple([Feature(name, levels) for name, levels in named])
-    _check(len({feature.name for feature in found}) == len(found), "two features have the same name")
-    return found, _edges(edges, found)
+    features = tuple([Feature(name, levels) for name, levels in named])
+    _check(len({feature.name for feature in features}) == len(features), "two features have the same name")
+    return features, _edges(edges, features)
 
 
-def parse_levels(value: Any, what: str) -> tuple[Level, ...]:
-    """Return categories in the parsed content of a file. what : their name in messages.
+def parse_levels(value: Any, subject: str) -> tuple[Level, ...]:
+    """Return categories in the parsed content of a file. subject : their name in messages.
 
     Raises
     ------
     InvalidModel
         Naming the invalid value.
     """
-    levels = _sequence(value, what)
-    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{what}: a level is of no known type")
+    levels = _sequence(value, subject)
+    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{subject}: a level is of no known type")
     # True, 1 and 1.0 are equal in Python but are three levels.
-    _check(len({(type(level), level) for level in levels}) == len(levels), f"{what}: a level is there twice")
-    _check(len(levels) <= MAX_LEVELS, f"{what}: more than {MAX_LEVELS} levels")
+    _check(len({(type(level), level) for level in levels}) == len(levels), f"{subject}: a level is there twice")
+    _check(len(levels) <= MAX_LEVELS, f"{subject}: more than {MAX_LEVELS} levels")
     return tuple(levels)
 
 
@@ -215,8 +215,8 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
     has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
     number = np.repeat(np.arange(len(trees)), sizes)
 
-    def refuse(wrong: np.ndarray, what: str) -> None:
-        _check(not wrong.any(), f"tree {number[np.argmax(wrong)] if len(wrong) else 0}: {what}")
+    def refuse(wrong: np.ndarray, problem: str) -> None:
+        _check(not wrong.any(), f"tree {number[np.argmax(wrong)] if len(wrong) else 0}: {problem}")
 
     _check(all(len(values) == len(number) for values in (*joined.values(), has_set)), "arrays of a tree differ in length")
     feature = joined["feature"]
@@ -262,41 +262,41 @@ def _check_texts(content: dict[str, Any]) -> None:
         raise InvalidModel(f"a text has half of a surrogate pair, which is no character: {near!r}") from None
 
 
-def _mapping(value: Any, what: str, keys: Any = None) -> dict[str, Any]:
-    _check(isinstance(value, dict), f"{what} is not a mapping")
+def _mapping(value: Any, subject: str, keys: Any = None) -> dict[str, Any]:
+    _check(isinstance(value, dict), f"{subject} is not a mapping")
     if keys is not None:
-        _check(set(value) == set(keys), f"{what} has other entries than {', '.join(keys)}")
+        _check(set(value) == set(keys), f"{subject} has other entries than {', '.join(keys)}")
     return value
 
 
-def _sequence(value: Any, what: str) -> list[Any]:
-    _check(isinstance(value, list), f"{what} is not a list")
+def _sequence(value: Any, subject: str) -> list[Any]:
+    _check(isinstance(value, list), f"{subject} is not a list")
     return value
 
 
-def _floats(value: Any, what: str, length: int | None = None) -> np.ndarray:
+def _floats(value: Any, subject: str, length: int | None = None) -> np.ndarray:
     if isinstance(value, np.ndarray):  # from the compact form
-        _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+        _check(length is None or len(value) == length, f"{subject} has {len(value)} entries instead of {length}")
         return value.astype(np.float64)
     numbers = []
-    for number in _sequence(value, what):
+    for number in _sequence(value, subject):
         if type(number) is not float:
-            _check(number is None or (type(number) is str and number in _WORDS), f"{what} holds {number!r}")
+            _check(number is None or (type(number) is str and number in _WORDS), f"{subject} holds {number!r}")
             number = _WORDS[number]
         numbers.append(number)
-    _check(length is None or len(numbers) == length, f"{what} has {len(numbers)} entries instead of {length}")
+    _check(length is None or len(numbers) == length, f"{subject} has {len(numbers)} entries instead of {length}")
     return np.array(numbers, np.float64)
 
 
-def _integers(value: Any, what: str, low: int, high: int, dtype: type, length: int | None = None) -> np.ndarray:
+def _integers(value: Any, subject: str, low: int, high: int, dtype: type, length: int | None = None) -> np.ndarray:
     """Integers from `low` to `high`, both included."""
     if isinstance(value, np.ndarray):
-        _check(not len(value) or bool(value.min() >= low and value.max() <= high), f"{what} is not within {low} to {high}")
-        _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+        _check(not len(value) or bool(value.min() >= low and value.max() <= high), f"{subject} is not within {low} to {high}")
+        _check(length is None or len(value) == length, f"{subject} has {len(value)} entries instead of {length}")
         return value.astype(dtype)
-    for number in _sequence(value, what):
-        _check(type(number) is int and low <= number <= high, f"{what} holds {number!r}")
-    _check(length is None or len(value) == length, f"{what} has {len(value)} entries instead of {length}")
+    for number in _sequence(value, subject):
+        _check(type(number) is int and low <= number <= high, f"{subject} holds {number!r}")
+    _check(length is None or len(value) == length, f"{subject} has {len(value)} entries instead of {length}")
     return np.array(value, dtype)
 
 
@@ -448,9 +448,9 @@ def _metrics(value: Any) -> dict[str, tuple[float, ...]]:
     return metrics
 
 
-def _shape(value: Any, shape: Shape, what: str) -> None:
+def _shape(value: Any, shape: Shape, subject: str) -> None:
     try:
-        check_shape(value, shape, what)
+        check_shape(value, shape, subject)
     except ShapeError as error:
         raise InvalidModel(str(error)) from None
 

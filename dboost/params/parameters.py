@@ -157,7 +157,7 @@ class ArcBites:
 MANY_VISITS = ArcBites(trees_per_visit=1, visits=None, parts=10)
 
 
-def read_arcbites(given: Any) -> ArcBites | None:
+def read_arcbites(value: Any) -> ArcBites | None:
     """Return the record for a value of ``arcbites=``: a record, a dict of its fields, True for `MANY_VISITS`, False or None.
 
     Raises
@@ -165,17 +165,17 @@ def read_arcbites(given: Any) -> ArcBites | None:
     ParameterError
         For any other value, an unknown field, or a field that is out of range.
     """
-    if given is None or isinstance(given, ArcBites):
-        return given
-    if isinstance(given, bool):
-        return MANY_VISITS if given else None
-    if isinstance(given, dict):
-        unknown = sorted(set(given) - set(ArcBites.__dataclass_fields__))
+    if value is None or isinstance(value, ArcBites):
+        return value
+    if isinstance(value, bool):
+        return MANY_VISITS if value else None
+    if isinstance(value, dict):
+        unknown = sorted(set(value) - set(ArcBites.__dataclass_fields__))
         if unknown:
             known = ", ".join(ArcBites.__dataclass_fields__)
             raise ParameterError(f"arcbites: unknown field {unknown[0]!r}; there are: {known}")
-        return ArcBites(**given)
-    raise ParameterError(f"arcbites={given!r:.60} must be a dboost.ArcBites, a dict of its fields, True or None")
+        return ArcBites(**value)
+    raise ParameterError(f"arcbites={value!r:.60} must be a dboost.ArcBites, a dict of its fields, True or None")
 
 
 @dataclass(frozen=True)
@@ -333,56 +333,56 @@ def _loss_of_options() -> dict[str, str]:
     return {option: loss.name for loss in BUILT_IN for option in loss.options}
 
 
-def _checked_loss(given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        if not given:
-            raise ParameterError(f"loss={given!r} is empty: give one loss, or one for each target")
-        for name in given:
+def _checked_loss(loss: Any) -> Any:
+    if isinstance(loss, list | tuple):
+        if not loss:
+            raise ParameterError(f"loss={loss!r} is empty: give one loss, or one for each target")
+        for name in loss:
             if name == "auto":
                 raise ParameterError("loss: name the loss of each target, 'auto' is for all together")
             _checked_loss(name)
-        return tuple(given)
-    if isinstance(given, str) or not hasattr(given, "inverse_link"):
-        if given not in loss_names():
+        return tuple(loss)
+    if isinstance(loss, str) or not hasattr(loss, "inverse_link"):
+        if loss not in loss_names():
             names = ", ".join(map(repr, loss_names()))
-            similar = similar_losses(str(given), loss_names())
+            similar = similar_losses(str(loss), loss_names())
             hint = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise ParameterError(f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{hint}")
-    elif isinstance(given, type):
-        raise ParameterError(f"loss is the class {given.__name__}: give an instance, {given.__name__}()")
-    elif not isinstance(given.name, str) or not given.name:
+            raise ParameterError(f"loss={loss!r} must be one of {names} or a dboost.losses.Loss of your own{hint}")
+    elif isinstance(loss, type):
+        raise ParameterError(f"loss is the class {loss.__name__}: give an instance, {loss.__name__}()")
+    elif not isinstance(loss.name, str) or not loss.name:
         raise ParameterError(
-            f"the name of the loss {type(given).__name__} is {given.name!r}: it must be text, for the model file"
+            f"the name of the loss {type(loss).__name__} is {loss.name!r}: it must be text, for the model file"
         )
-    elif given.name in loss_names():
-        raise ParameterError(f"a loss of your own must not be called {given.name!r}, which is one of dboost's")
-    return given
+    elif loss.name in loss_names():
+        raise ParameterError(f"a loss of your own must not be called {loss.name!r}, which is one of dboost's")
+    return loss
 
 
-def _checked_directions(given: Any) -> Any:
-    if given is not None and not isinstance(given, dict | list):
-        raise ParameterError(f"monotonic_cst={shortened(given)} must be a dict of names or one number per feature")
-    return given
+def _checked_directions(directions: Any) -> Any:
+    if directions is not None and not isinstance(directions, dict | list):
+        raise ParameterError(f"monotonic_cst={shortened(directions)} must be a dict of names or one number per feature")
+    return directions
 
 
-def _checked_groups(given: Any) -> Any:
-    if given is None or given in ("pairwise", "no_interactions"):
-        return given
-    if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
+def _checked_groups(groups: Any) -> Any:
+    if groups is None or groups in ("pairwise", "no_interactions"):
+        return groups
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
         raise ParameterError(
             "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
-            f"'no_interactions', not interaction_cst={shortened(given)}"
+            f"'no_interactions', not interaction_cst={shortened(groups)}"
         )
-    return given
+    return groups
 
 
-def _checked_levels(given: Any) -> Any:
-    if not isinstance(given, list | tuple):
-        return _LEVEL.checked("quantile", given)
-    levels = [_LEVEL.checked("quantile: the level", level) for level in given if level is not None]
-    if len(levels) < len(given) or len(levels) < 2 or levels != sorted(set(levels)):
+def _checked_levels(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return _LEVEL.checked("quantile", value)
+    levels = [_LEVEL.checked("quantile: the level", level) for level in value if level is not None]
+    if len(levels) < len(value) or len(levels) < 2 or levels != sorted(set(levels)):
         raise ParameterError(
-            f"quantile={shortened(given)} must be one level, or a list of at least two in ascending order, each once"
+            f"quantile={shortened(value)} must be one level, or a list of at least two in ascending order, each once"
         )
     return levels
 
@@ -390,20 +390,20 @@ def _checked_levels(given: Any) -> Any:
 _LEVEL = Number(above=0.0, below=1.0, optional=True)
 
 
-def _checked_boosting(given: Any) -> Any:
-    hint = "; a random forest is 'forest'" if given in ("rf", "random_forest") else ""
-    if given not in (GBDT, FOREST):
-        raise ParameterError(f"boosting={given!r} must be one of {GBDT!r}, {FOREST!r}{hint}")
-    return given
+def _checked_boosting(boosting: Any) -> Any:
+    hint = "; a random forest is 'forest'" if boosting in ("rf", "random_forest") else ""
+    if boosting not in (GBDT, FOREST):
+        raise ParameterError(f"boosting={boosting!r} must be one of {GBDT!r}, {FOREST!r}{hint}")
+    return boosting
 
 
-def _checked_share(given: Any) -> Any:
+def _checked_share(share: Any) -> Any:
     """Return a value of `max_features`: a share of the features, "sqrt" or "auto"."""
-    if isinstance(given, str):
-        if given not in ("sqrt", "auto"):
-            raise ParameterError(f"max_features={given!r} must be a share of the features, 'sqrt' or 'auto'")
-        return given
-    return Number(above=0.0, most=1.0).checked("max_features", given)
+    if isinstance(share, str):
+        if share not in ("sqrt", "auto"):
+            raise ParameterError(f"max_features={share!r} must be a share of the features, 'sqrt' or 'auto'")
+        return share
+    return Number(above=0.0, most=1.0).checked("max_features", share)
 
 
 def _parameter(default: Any, values: Integer | Number | Choice | Special, meaning: str) -> Any:
@@ -794,7 +794,7 @@ Parameters.__doc__ = f"""Parameters of learning, of all functions that train and
     """
 
 
-def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def canonical(keywords: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return keywords with `SHOWN_ALIASES` replaced by our keywords. An alias of None counts as not given, and one of `NONES`.
 
     defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
@@ -804,14 +804,14 @@ def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = Non
     ParameterError
         If a keyword and an alias of it are both given.
     """
-    canonical_values = {name: value for name, value in given.items() if name not in SHOWN_ALIASES}
+    canonical_values = {name: value for name, value in keywords.items() if name not in SHOWN_ALIASES}
     for name in NONES:
         if name in canonical_values and canonical_values[name] is None:
             del canonical_values[name]
             if defaults is not None:
                 canonical_values[name] = defaults[name]
     for alias, name in SHOWN_ALIASES.items():
-        value, other_value = given.get(alias), canonical_values.get(name)
+        value, other_value = keywords.get(alias), canonical_values.get(name)
         if value is None:
             continue
         if other_value is not None and not _equals(other_value, None if defaults is None else defaults.get(name)):
@@ -838,7 +838,7 @@ def _equals(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, str | Real) and isinstance(default, str | Real) and value == default)
 
 
-def make_parameters(given: dict[str, Any]) -> Parameters:
+def make_parameters(keywords: dict[str, Any]) -> Parameters:
     """Return parameters from keywords.
 
     Raises
@@ -847,12 +847,12 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
         For unknown names (with what to use), and values out of range.
     """
     known = {field.name for field in fields(Parameters)}
-    for name in given:
+    for name in keywords:
         if name not in known:
             raise ParameterError(f"unknown parameter {name!r}{explanation(name, known)}")
-    if given.get("boosting") == FOREST:
-        given = FOREST_DEFAULTS | given
-    return Parameters(**{name: _plain(value) for name, value in given.items()})
+    if keywords.get("boosting") == FOREST:
+        keywords = FOREST_DEFAULTS | keywords
+    return Parameters(**{name: _plain(value) for name, value in keywords.items()})
 
 
 def _plain(value: Any) -> Any:

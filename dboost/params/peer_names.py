@@ -350,9 +350,9 @@ MODULE = _by_name({
 })  # fmt: skip
 
 
-def check_removed(given: Mapping[str, Any]) -> None:
+def check_removed(keywords: Mapping[str, Any]) -> None:
     """Raise a ParameterError for a keyword of an earlier version; its message states what replaces it."""
-    for name in given:
+    for name in keywords:
         if name in REMOVED:
             raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
 
@@ -379,7 +379,7 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
 
 
 def with_our_names(
-    given: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     known: Collection[str],
     *,
     aliases: Mapping[str, str] = ALIASES,
@@ -390,7 +390,7 @@ def with_our_names(
 
     Parameters
     ----------
-    given : mapping
+    keywords : mapping
         Keywords and their values.
     known : collection of str
         Our keywords; their values are returned as they are.
@@ -404,9 +404,9 @@ def with_our_names(
     ParameterError
         For an unknown name, with what to use; and if a keyword and an alias of it are both given.
     """
-    check_removed(given)
-    renamed = {name: value for name, value in given.items() if name in known}
-    for name, value in given.items():
+    check_removed(keywords)
+    renamed = {name: value for name, value in keywords.items() if name in known}
+    for name, value in keywords.items():
         if name in known:
             continue
         alias_of = aliases.get(name, name)
@@ -431,18 +431,18 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
 
 
-def unknown_attribute(of: Any, name: str) -> AttributeError:
+def unknown_attribute(owner: Any, name: str) -> AttributeError:
     """Return the error for an attribute that was not found: of a property, its own one; else with what to use.
 
-    of : the model or estimator.
+    owner : the model or estimator.
     """
-    if hasattr(type(of), name):
+    if hasattr(type(owner), name):
         try:
-            object.__getattribute__(of, name)
+            object.__getattribute__(owner, name)
         except AttributeError as error:
             return error
     hint = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-    return AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=of)
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
 
 
 def similar_losses(name: str, known: Collection[str]) -> list[str]:

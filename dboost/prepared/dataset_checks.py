@@ -37,10 +37,10 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, Arithm
 _COLUMNS_AT_ONCE = 16
 
 
-def refuse(wrong: bool, what: str) -> None:
+def refuse(wrong: bool, problem: str) -> None:
     """Raise ValueError if something is wrong."""
     if wrong:
-        raise ValueError(what)
+        raise ValueError(problem)
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -99,11 +99,11 @@ def binning_content(binning: Binning, named: bool) -> dict[str, Any]:
     }
 
 
-def count(value: Any, what: str, least: int = 0, most: int = 2**53) -> int:
+def count(value: Any, subject: str, least: int = 0, most: int = 2**53) -> int:
     """Return a number of rows or bytes."""
     refuse(
         type(value) is not int or not least <= value <= most,
-        f"{what} is {str(value)[:40]}, not a number from {least} to {most}",
+        f"{subject} is {str(value)[:40]}, not a number from {least} to {most}",
     )
     return int(value)
 

@@ -12,17 +12,17 @@ from dboost.data.columns.roles import ROLES
 from dboost.errors import ParameterError
 
 
-def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> None:
+def check_same(settings: dict[str, Any], where: str, stated: dict[str, Any]) -> None:
     """Check that given parameters equal those with which data were prepared.
 
-    settings, given : values by name; where : name of the data set, for messages.
+    settings, stated : values by name; where : name of the data set, for messages.
 
     Raises
     ------
     ParameterError
         Naming the parameter that differs.
     """
-    for name, value in given.items():
+    for name, value in stated.items():
         known, given_value = settings.get(name), describe(value)
         if str(given_value).startswith("<") or (isinstance(given_value, list) and str(known).startswith("<")):
             raise ParameterError(f"{where} holds prepared data with a {name} of their own: leave yours out")

@@ -135,7 +135,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X / [0, 1, 1], Y, categorical_features=[0]), "column 'f0' is declared categorical but holds infinite"),
     # prediction
     (lambda: feature_block(FRAME, (Feature("q"),), True), "predict: the data have no column 'q', which the model"),
-    (lambda: feature_block(X, (Feature("a"),), True, what="apply"), "apply: X has 3 features, but dboost is expecting 1"),
+    (lambda: feature_block(X, (Feature("a"),), True, subject="apply"), "apply: X has 3 features, but dboost is expecting 1"),
     (lambda: feature_block(FRAME, (Feature("f0"),), False), "X has 4 features, but dboost is expecting 1"),
     (lambda: feature_block(X[0], (Feature("a"),), True), "Reshape your data"),
     (lambda: feature_block(FRAME.assign(a="u"), (Feature("a"),), True), "predict: column 'a' holds text"),

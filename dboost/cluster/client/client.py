@@ -12,7 +12,7 @@ from dboost.errors import ParameterError
 
 
 @contextmanager
-def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[Any]:
+def client_for(data: Any, requested: Any = None, workers: Any = None) -> Iterator[Any]:
     """Yield the client to train with: the given one; for Dask collections and paths also the current one; else None.
 
     workers : the workers that may take part, which need a client.
@@ -25,10 +25,10 @@ def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[An
         If there are workers but no client.
     """
     context: AbstractContextManager[Any] = nullcontext()
-    if given is not None or ("distributed" in sys.modules and is_source(data)):
+    if requested is not None or ("distributed" in sys.modules and is_source(data)):
         from dboost.cluster.client.connection import current_client
 
-        context = current_client(given)
+        context = current_client(requested)
     with context as client:
         if client is None and workers is not None:
             raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")

@@ -70,7 +70,7 @@ _installed: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 
 
 @contextmanager
-def current_client(given: Any) -> Iterator[Client | None]:
+def current_client(requested: Any) -> Iterator[Client | None]:
     """Yield the given client, else that of the Dask task that calls, else the current one, else None.
 
     Raises
@@ -80,10 +80,10 @@ def current_client(given: Any) -> Iterator[Client | None]:
     ClientLost
         When the client or its cluster is closed, also in the meantime.
     """
-    if given is not None:
-        with usable(checked(given)):
-            _wait_for_scheduler(given)
-            yield given
+    if requested is not None:
+        with usable(checked(requested)):
+            _wait_for_scheduler(requested)
+            yield requested
         return
     if _in_task():
         with worker_client() as client:  # frees the worker's thread for other tasks, including those that read partitions
@@ -668,10 +668,10 @@ class Connection:
         self._reported.add(ref)
         self._record_loss(ref.worker, n_partitions, n_rows, f" of the {table} ({counted(n_rows, 'row')})")
 
-    def _record_loss(self, worker: str, n_partitions: int, n_rows: int | None = None, of: str = "") -> None:
+    def _record_loss(self, worker: str, n_partitions: int, n_rows: int | None = None, source: str = "") -> None:
         self.losses.append({"worker": worker, "iteration": self.iteration, "partitions": n_partitions, "rows": n_rows})
         when = "while data were loaded" if self.iteration is None else f"after iteration {self.iteration}"
-        partitions = counted(n_partitions, "partition") + of
+        partitions = counted(n_partitions, "partition") + source
         _log.warning("worker %s was lost %s: other workers read its %s again", worker, when, partitions)
 
     def discard(self, batch: str, workers: Sequence[str] | None = None) -> None:
@@ -689,10 +689,10 @@ class Connection:
         if lost:
             raise LostWorkers(lost)
 
-    def record_event(self, action: str, **what: Any) -> None:
+    def record_event(self, action: str, **fields: Any) -> None:
         """Send an event of this fit to the scheduler's log, without waiting; errors are ignored."""
         with suppress(Exception):
-            event = {"action": action, "fit": self.fit, **what}
+            event = {"action": action, "fit": self.fit, **fields}
             self.client._send_to_scheduler({"op": "dboost-log", "event": event})
 
     def end(self, outcome: str = "failed") -> None:
@@ -760,20 +760,20 @@ class Connection:
             self.abandon(lost)
             raise LostWorkers(lost)
         if reply["status"] == FAILED:
-            what = unpack_error(reply["error"])
-            if isinstance(what, StorageError) and reply["worker"]:
-                raise StorageError(f"worker {reply['worker']}: {what}") from what
-            if isinstance(what, DBoostError):
-                raise what
+            failure = unpack_error(reply["error"])
+            if isinstance(failure, StorageError) and reply["worker"]:
+                raise StorageError(f"worker {reply['worker']}: {failure}") from failure
+            if isinstance(failure, DBoostError):
+                raise failure
             where = f"worker {reply['worker']}" if reply["worker"] else "the reducer"
-            if is_out_of_descriptors(what):
-                raise out_of_descriptors(where, "take part in the fit") from what
-            if isinstance(what, ModuleNotFoundError):
+            if is_out_of_descriptors(failure):
+                raise out_of_descriptors(where, "take part in the fit") from failure
+            if isinstance(failure, ModuleNotFoundError):
                 raise DBoostError(
-                    f"{where} cannot import {what.name}: install it there, send its file with client.upload_file, or define "
+                    f"{where} cannot import {failure.name}: install it there, send its file with client.upload_file, or define "
                     "metrics and losses in the script itself"
-                ) from what
-            raise DBoostError(f"{where} failed: {type(what).__name__}: {what}") from what
+                ) from failure
+            raise DBoostError(f"{where} failed: {type(failure).__name__}: {failure}") from failure
         if reply["status"] == CANCELLED:
             raise DBoostError("the fit was cancelled")
         assert reply["status"] == OK

@@ -33,7 +33,7 @@ class WorkerChoice:
     resources: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def of(cls, given: Any) -> WorkerChoice:
+    def of(cls, workers: Any) -> WorkerChoice:
         """Return the choice for a value of ``workers=``.
 
         Raises
@@ -41,18 +41,19 @@ class WorkerChoice:
         InputTypeError, ParameterError
             For a value that is no choice of workers, or an empty one.
         """
-        if given is None:
+        if workers is None:
             return cls()
-        if isinstance(given, Mapping):
-            for name, amount in given.items():
+        if isinstance(workers, Mapping):
+            for name, amount in workers.items():
                 if isinstance(amount, bool) or not isinstance(amount, Real) or not float(amount) > 0:
                     raise ParameterError(f"workers: the amount of resource {name!r} must be a positive number, not {amount!r}")
-            choice = cls(resources=tuple((str(name), float(amount)) for name, amount in given.items()))
+            choice = cls(resources=tuple((str(name), float(amount)) for name, amount in workers.items()))
         else:
-            items = [given] if isinstance(given, str | int) else given
+            items = [workers] if isinstance(workers, str | int) else workers
             if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(item, str | int) for item in items):
                 raise InputTypeError(
-                    f"workers={given!r:.60} must be addresses or names of workers, or a dict of resources such as {{'GPU': 1}}"
+                    f"workers={workers!r:.60} must be addresses or names of workers, or a dict of resources "
+                    "such as {'GPU': 1}"
                 )
             choice = cls(names=tuple(str(item) for item in items))
         if not choice:

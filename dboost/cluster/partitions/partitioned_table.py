@@ -448,9 +448,9 @@ class PartitionedTable:
             if receipt.n_rows != before:
                 raise self._source_changed(receipt.number, f"{receipt.n_rows} rows where it had {before}")
 
-    def _source_changed(self, i: int, what: str) -> DataError:
+    def _source_changed(self, i: int, change: str) -> DataError:
         return DataError(
-            f"partition {i} of the {self.name} was read again because workers have left or joined, and gave {what}: a source "
+            f"partition {i} of the {self.name} was read again because workers have left or joined, and gave {change}: a source "
             "must give the same rows every time (no sample without a seed, no query without an order, no files that change)"
         )
 
@@ -596,7 +596,7 @@ class PartitionedTable:
         """
         *before, last = stages
         of_worker = {} if of_worker is None else of_worker
-        found, first = [], None
+        results, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
             of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
             calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in of_session.items()}
@@ -609,12 +609,12 @@ class PartitionedTable:
             except DBoostError as error:
                 if error.position is None:
                     raise
-                first = error if first is None else min(first, error, key=lambda one: one.position or ())
+                first = error if first is None else min(first, error, key=lambda failure: failure.position or ())
             else:
-                found += [(of_session[ref], answer) for ref, answer in answers.items()]
+                results += [(of_session[ref], answer) for ref, answer in answers.items()]
         if first is not None:
             raise first
-        return found
+        return results
 
 
 def _steps(stages: Sequence[Stage], entry: WorkerPartitions) -> list[Step]:

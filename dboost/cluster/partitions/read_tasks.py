@@ -433,12 +433,12 @@ class _ReadEvents:
 
 
 def finished(
-    connection: Connection, futures: Sequence[Future], what: str, bound: Sequence[str] = (), *, at_once: bool = False
+    connection: Connection, futures: Sequence[Future], subject: str, bound: Sequence[str] = (), *, at_once: bool = False
 ) -> list[Any]:
     """Return the results of one task for each partition.
 
-    what : name of the partitions; bound : the workers to which the tasks are restricted, empty without restriction; at_once :
-    whether the failure of a partition is raised without waiting for earlier ones.
+    subject : name of the partitions; bound : the workers to which the tasks are restricted, empty without restriction;
+    at_once : whether the failure of a partition is raised without waiting for earlier ones.
 
     Raises
     ------
@@ -447,16 +447,16 @@ def finished(
     """
     waiting = dict(zip(futures, range(len(futures)), strict=True))
     try:
-        return _receipts(connection, waiting, _ReadEvents(connection, what, len(futures)), bound, at_once)
+        return _receipts(connection, waiting, _ReadEvents(connection, subject, len(futures)), bound, at_once)
     except _ReadFailed as failed:
         if isinstance(failed.error, DBoostError):
             raise failed.error from failed.error.__cause__
         name = type(failed.error).__name__
         raise DBoostError(f"partition {failed.number} failed: {name}: {failed.error}") from failed.error
     except _SubmitAgain:
-        raise DBoostError(f"the workers that may compute the {what} have left") from None
+        raise DBoostError(f"the workers that may compute the {subject} have left") from None
     finally:
-        connection.cancel(futures, reason=f"the {what} are complete, or one failed")
+        connection.cancel(futures, reason=f"the {subject} are complete, or one failed")
 
 
 class _SubmitAgain(Exception):
@@ -502,8 +502,8 @@ def _receipts(
                 raise failed
             later = [future for future, i in pending.items() if i > number]
             connection.cancel(later, reason=f"partition {number} failed")
-            for one in later:
-                del pending[one]
+            for future in later:
+                del pending[future]
         elif future.cancelled():
             raise _cancelled(connection, number, future)
         else:

@@ -84,7 +84,7 @@ def plan_moves(
         nearest = [candidate for candidate in nearest if candidate[0] and (loads[taker] + candidate[0]) / fair[taker] < most]
         if not nearest:
             return moves
-        size, i = min(nearest, key=lambda one: abs(one[0] - even))
+        size, i = min(nearest, key=lambda candidate: abs(candidate[0] - even))
         candidates.remove((size, i))
         insort(sizes[taker], (size, i))
         loads[giver] -= size

@@ -362,14 +362,18 @@ _Known = tuple[int, int, int, int]
 _Read = Callable[[ReadPlan, tuple[str, ...], int | None], tuple[Chunk, int]]
 
 
-def _bin_part(shared: bytes, i: int, known: _Known, given: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
+def _bin_part(shared: bytes, i: int, known: _Known, separate_roles: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
     """Bin a partition, in a task."""
     return _binned(
-        shared, i, known, given, lambda plan, filled, most_rows: _read_again(*in_place(bundle, filled), plan, most_rows)
+        shared,
+        i,
+        known,
+        separate_roles,
+        lambda plan, filled, most_rows: _read_again(*in_place(bundle, filled), plan, most_rows),
     )
 
 
-def _bin_read(shared: bytes, i: int, known: _Known, given: bytes, source: bytes) -> BinnedPartition:
+def _bin_read(shared: bytes, i: int, known: _Known, separate_roles: bytes, source: bytes) -> BinnedPartition:
     """Bin a partition that a session has read, in a task. It is read again if the session is gone.
 
     source : pickled: where the partition is (session, fit, batch), and a `Parts` of it.
@@ -383,7 +387,7 @@ def _bin_read(shared: bytes, i: int, known: _Known, given: bytes, source: bytes)
             return _read_again(data, {}, plan, most_rows)
         return _joined_slices(slices, plan), joined_fingerprint([chunk.fingerprint or 0 for chunk in slices])
 
-    return _binned(shared, i, known, given, read)
+    return _binned(shared, i, known, separate_roles, read)
 
 
 def _joined_slices(slices: list[Chunk], plan: ReadPlan) -> Chunk:
@@ -401,7 +405,7 @@ def _joined_slices(slices: list[Chunk], plan: ReadPlan) -> Chunk:
     return Chunk(sum(chunk.n_rows for chunk in slices), columns, first.roles)
 
 
-def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> BinnedPartition:
+def _binned(shared: bytes, i: int, known: _Known, separate_roles: bytes, read: _Read) -> BinnedPartition:
     """Return a partition in bins. read : reads it."""
     plan, binning, n_rows, seed, filled, has, n_targets, most_rows = unpack(shared)
     start, n_kept, length, first_fingerprint = known
@@ -417,7 +421,7 @@ def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> 
             roles = RowRoles.of({role: np.empty(0, ROLES[role].dtype) for role in has})
             roles = roles if n_targets == 1 else replace(roles, target=np.empty((n_targets, 0)))
         else:
-            separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
+            separate = {role: role_column(values, role, None, length) for role, values in unpack(separate_roles).items()}
             roles = RowRoles.of(chunk.roles.by_name() | separate)
         chunk = replace(chunk, roles=roles)
         binned, coded, kept = bin_chunk(chunk, binning)

@@ -223,10 +223,10 @@ class ClusterSessions:
             else:
                 self._eval_sets.add_table(table, self.spec, None, with_block=self.spec.needs_values)
 
-    def _load_eval_set(self, given: GivenTable) -> int:
+    def _load_eval_set(self, source: GivenTable) -> int:
         """Load an evaluation set on the workers; return its number of rows of positive weight."""
-        name, spec = given.name, self.spec
-        tasks = ReadTasks.of(given, like=spec.binning.features, budget=spec.budget)
+        name, spec = source.name, self.spec
+        tasks = ReadTasks.of(source, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self.connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
         table.change(BatchRows.encode, spec.target)

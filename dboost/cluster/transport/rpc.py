@@ -115,16 +115,16 @@ class RoundSums:
         answers: Mapping[int, RoundHistograms],
         n_rows: int | list[int],
         seconds: float,
-        found: Mapping[int, PackedSplits] = MappingProxyType({}),
+        splits: Mapping[int, PackedSplits] = MappingProxyType({}),
     ) -> None:
         """Add an answer of `Session.round_histograms`, or the sum of several sessions' answers.
 
-        answers : without histograms if their slices are exchanged (`feature_exchange`); then `found` has the best splits of the
-        features that a session searches. There are no answers without rows.
+        answers : without histograms if their slices are exchanged (`feature_exchange`); then `splits` has the best splits of
+        the features that a session searches. There are no answers without rows.
         """
         for output, answer in answers.items():
             self.trees[output] = self.trees[output].merge(answer) if output in self.trees else answer
-        for output, best in found.items():
+        for output, best in splits.items():
             self.best[output] = merge_splits(self.best[output], best) if output in self.best else best
         self.rows[ref] = n_rows if isinstance(n_rows, list) else [n_rows]
         self.compute = max(self.compute, seconds)
@@ -617,10 +617,10 @@ class Relay:
     def __init__(
         self,
         line: Line,
-        here: SessionRef,
+        ref: SessionRef,
         open_lines: Callable[[Sequence[SessionRef]], Mapping[SessionRef, Line | BaseException]],
     ) -> None:
-        self._line, self._here, self._open_lines = line, here, open_lines
+        self._line, self._here, self._open_lines = line, ref, open_lines
         self._calls = LineCalls(self)
         self._queue: deque[Message] = deque()  # requests that have arrived during a call
         self._is_closed = False

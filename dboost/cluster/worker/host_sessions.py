@@ -169,13 +169,13 @@ def choose_trainers(
     return trainer_of
 
 
-def n_threads_of_trainer(n_threads: Collection[int], n_processors: int, n_fits: int, own: int) -> int:
+def n_threads_of_trainer(n_threads: Collection[int], n_processors: int, n_fits: int, n_own: int) -> int:
     """Return the threads of a trainer.
 
-    n_threads : of the workers of its host; n_processors : of the host; n_fits : number of fits on the cluster; own : threads of
-    the trainer's worker.
+    n_threads : of the workers of its host; n_processors : of the host; n_fits : number of fits on the cluster; n_own : threads
+    of the trainer's worker.
     """
-    return max(min(sum(n_threads) // n_fits, n_processors), own)
+    return max(min(sum(n_threads) // n_fits, n_processors), n_own)
 
 
 def trainers_of_folds(

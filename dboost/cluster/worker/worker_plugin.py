@@ -312,7 +312,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def _swap(
         self,
         fit: str,
-        here: SessionRef,
+        ref: SessionRef,
         number: int,
         stage: int,
         slices: dict[SessionRef, Pieces],
@@ -324,7 +324,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if stage == 0:
             self._inbox.begin(fit, number)
         try:
-            self._send_slices(fit, here, number, stage, slices, relay)
+            self._send_slices(fit, ref, number, stage, slices, relay)
             return OK, self._inbox.all_of(fit, number, stage, n_wanted, check) if n_wanted else []
         except FitCancelled:
             return STALE, b""
@@ -336,7 +336,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             return FAILED, pack_error(error)
 
     def _send_slices(
-        self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces], relay: Relay | None
+        self, fit: str, ref: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces], relay: Relay | None
     ) -> None:
         """Send slices to other sessions, on lines or by messages of Dask.
 
@@ -345,12 +345,12 @@ class DBoostWorkerPlugin(WorkerPlugin):
         LostWorkers
             When other workers cannot be reached.
         """
-        if here in slices:
-            self.slice(fit, here.session, number, stage, here.session, slices.pop(here))
+        if ref in slices:
+            self.slice(fit, ref.session, number, stage, ref.session, slices.pop(ref))
         if relay is not None:
-            self._peers_of(fit, here.session).send(number, pack_round((stage, here.session)), slices)
+            self._peers_of(fit, ref.session).send(number, pack_round((stage, ref.session)), slices)
         elif slices:
-            run_on(self._loop, self._send_messages(fit, here.session, number, stage, slices))
+            run_on(self._loop, self._send_messages(fit, ref.session, number, stage, slices))
 
     def _peers_of(self, fit: str, session: str) -> Peers:
         with self._lock:
@@ -382,9 +382,9 @@ class DBoostWorkerPlugin(WorkerPlugin):
             self._inbox.put(fit, number, stage, sender, content)
             self.meter.received(sum(map(len, content)))
 
-    def slice_in_message(self, content: Sequence[bytes], **of: Any) -> None:
-        """Receive a slice by a message of Dask; its arrays can be changed, as those of a line. of : see `slice`."""
-        self.slice(**of, content=[memoryview(bytearray(piece)) for piece in content])
+    def slice_in_message(self, content: Sequence[bytes], **arguments: Any) -> None:
+        """Receive a slice by a message of Dask; its arrays can be changed, as those of a line. arguments : see `slice`."""
+        self.slice(**arguments, content=[memoryview(bytearray(piece)) for piece in content])
 
     async def line(self, comm: Any, fit: str, session: str) -> Any:
         """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""

@@ -186,7 +186,7 @@ class CategoryIndex:
         if self._closed:
             return np.array([known.get(category, -1) for category in categories], dtype=np.int32)
         n = len(known)
-        found = [
+        all_codes = [
             known[category] if category in known else codes.setdefault(sort_key(category), n + len(codes))
             for category in categories
         ]
@@ -195,7 +195,7 @@ class CategoryIndex:
             if self._is_target:
                 raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}", known_levels)
             raise too_many(self._name, known_levels)
-        return np.array(found, dtype=np.int32)
+        return np.array(all_codes, dtype=np.int32)
 
     def categories(self) -> tuple[Level, ...]:
         """Return the categories in the order of their codes."""

@@ -408,19 +408,19 @@ def _expression(spec: ColumnSpec) -> str:
     return spec.name if spec.name == spec.role else f"df[{spec.name!r}]"
 
 
-def _refusal(spec: ColumnSpec, dtype: str, what: str | None) -> DataError:
+def _refusal(spec: ColumnSpec, dtype: str, kind: str | None) -> DataError:
     if spec.kinds:
         return DataError(f"column {spec.name!r} has type {dtype}, but it held {spec.kinds[0]} in training")
     head = f"{_named(spec)} has type {dtype}, which is neither a number nor a category: "
     column = _expression(spec)
-    if what == "complex":
+    if kind == "complex":
         return DataError(head + "Complex data not supported; use the real and imaginary parts as two columns")
-    if what == "date":
+    if kind == "date":
         use = f"derive numbers from it, for instance {column}.dt.month, or"
         if spec.role is not None:
             kinds = {"target": "class", "group": "group"}
             use = f"{column}.astype(str) makes a {kinds[spec.role]} of each date; or use" if spec.role in kinds else "use"
         return DataError(head + f"{use} the seconds since a start, ({column} - start).dt.total_seconds()")
-    if what == "duration":
+    if kind == "duration":
         return DataError(head + f"use its length in seconds, {column}.dt.total_seconds()")
     return DataError(head + "make it numbers or text, or leave it out")

@@ -145,13 +145,15 @@ def _plain(label: Any) -> Any:
     return tuple(map(_plain, label)) if type(label) is tuple else label
 
 
-def _equals(own: Any, label: Any) -> bool:
-    if own is label:
+def _equals(column_label: Any, label: Any) -> bool:
+    if column_label is label:
         return True
-    if isinstance(own, bool | np.bool_) != isinstance(label, bool | np.bool_):
+    if isinstance(column_label, bool | np.bool_) != isinstance(label, bool | np.bool_):
         return False
     try:
-        return bool(own == label) or (type(own) is type(label) and own != own and label != label)
+        return bool(column_label == label) or (
+            type(column_label) is type(label) and column_label != column_label and label != label
+        )
     except (TypeError, ValueError):  # pandas.NA, and arrays
         return False
 
@@ -173,14 +175,14 @@ def _shortened(name: str) -> str:
     return name if len(name) <= 30 else f"{name[:29]}…"
 
 
-def items_of_labels(given: Any) -> list[Any]:
+def items_of_labels(labels: Any) -> list[Any]:
     """Return labels that the user gave in a list, set, Index, array or mapping as a list; rows of an array are tuples.
 
     InputTypeError for anything else.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable) or is_a(given, "polars", "Expr"):
-        raise InputTypeError(f"features must be a list of names of columns, not {given!r:.60}")
-    return [tuple(item.tolist()) if isinstance(item, np.ndarray) else item for item in given]
+    if isinstance(labels, str) or not isinstance(labels, Iterable) or is_a(labels, "polars", "Expr"):
+        raise InputTypeError(f"features must be a list of names of columns, not {labels!r:.60}")
+    return [tuple(item.tolist()) if isinstance(item, np.ndarray) else item for item in labels]
 
 
 def may_name_columns(value: Any) -> bool:

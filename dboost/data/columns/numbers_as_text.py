@@ -153,13 +153,13 @@ def _parses(level: str, form: str) -> bool:
     return 1677 < moment.year < 2262  # those of nanoseconds
 
 
-def _dates(some: list[str], every: list[str]) -> Resemblance | None:
-    first = some[:: -(-len(some) // 20)]
+def _dates(sample: list[str], every: list[str]) -> Resemblance | None:
+    first = sample[:: -(-len(sample) // 20)]
     likely = [form for form in _FORMATS if sum(_parses(level, form) for level in first) >= len(first) // 2]
-    counts = {form: sum(_parses(level, form) for level in some) for form in likely}
-    if not counts or max(counts.values()) < _SHARE * len(some):
+    counts = {form: sum(_parses(level, form) for level in sample) for form in likely}
+    if not counts or max(counts.values()) < _SHARE * len(sample):
         return None
-    form = max(counts, key=lambda one: counts[one])
+    form = max(counts, key=lambda candidate: counts[candidate])
     alike = [level for level in every if _parses(level, form)]
     others = [level for level in every if not _parses(level, form)]
     swapped = form.replace("%d", "%D").replace("%m", "%d").replace("%D", "%m")
@@ -185,10 +185,10 @@ def _dates(some: list[str], every: list[str]) -> Resemblance | None:
 # Numbers.
 
 
-def _amounts(some: list[str], every: list[str]) -> Resemblance | None:
-    matched = {point: [level for level in some if _matched(level, point)] for point in _AMOUNTS}
-    point = max(matched, key=lambda one: len(matched[one]))
-    if len(matched[point]) < _SHARE * len(some):
+def _amounts(sample: list[str], every: list[str]) -> Resemblance | None:
+    matched = {point: [level for level in sample if _matched(level, point)] for point in _AMOUNTS}
+    point = max(matched, key=lambda candidate: len(matched[candidate]))
+    if len(matched[point]) < _SHARE * len(sample):
         return None
     matches = [match for level in every if (match := _matched(level, point))]
     alike = [match.string for match in matches]

@@ -179,12 +179,12 @@ def _plan_of_all(table: _Columns, categorical_features: Any, column: Callable[[s
     return plan if table.labels is None else replace(plan, all_names=tuple(table.names))
 
 
-def _check_roles(given: Mapping[str, str | tuple[str, ...]], like: tuple[Feature, ...]) -> None:
+def _check_roles(names_by_role: Mapping[str, str | tuple[str, ...]], like: tuple[Feature, ...]) -> None:
     """Raise a DataError if the target, the weights or the offsets are a feature of the model; a key may be one."""
     wanted = tuple(feature.name for feature in like)
     if wanted == array_names(len(wanted)):  # the columns may be selected by position
         return
-    for role, names in given.items():
+    for role, names in names_by_role.items():
         for name in columns_of_roles({role: names}):
             if name in wanted and ROLES[role].kind != "key":
                 raise DataError(f"{role}={name!r} is a feature of the model")

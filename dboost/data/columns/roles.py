@@ -98,9 +98,9 @@ class RowRoles:
         columns = {name: getattr(self, role.field) for name, role in ROLES.items()}
         return {name: column for name, column in columns.items() if column is not None}
 
-    def rows(self, some: slice | np.ndarray) -> RowRoles:
+    def rows(self, rows: slice | np.ndarray) -> RowRoles:
         """Return some of the rows; views if they are consecutive."""
-        return RowRoles.of({name: rows_of(column, some) for name, column in self.by_name().items()})
+        return RowRoles.of({name: rows_of(column, rows) for name, column in self.by_name().items()})
 
     @property
     def n_rows(self) -> int:
@@ -134,33 +134,35 @@ class RowRoles:
 #: The roles of rows that have none.
 NO_ROLES = RowRoles()
 #: The roles by their names.
-ROLES: dict[str, Role] = {one.metadata["name"]: Role(field=one.name, **one.metadata) for one in fields(RowRoles)}
+ROLES: dict[str, Role] = {
+    declared.metadata["name"]: Role(field=declared.name, **declared.metadata) for declared in fields(RowRoles)
+}
 
 
-def keys_of(column: Column, what: str) -> np.ndarray:
+def keys_of(column: Column, subject: str) -> np.ndarray:
     """Return the key of each value: int64[n].
 
     Raises
     ------
     DataError
-        For fractions and infinity. what : name of the column for messages.
+        For fractions and infinity. subject : name of the column for messages.
     """
     if isinstance(column, CategoryColumn):
-        return np.array([*(_key_of(level, what) for level in column.categories), MISSING_KEY], np.int64)[column.codes]
+        return np.array([*(_key_of(level, subject) for level in column.categories), MISSING_KEY], np.int64)[column.codes]
     if column.dtype.kind != "f":
         return column.astype(np.uint64).view(np.int64) if column.dtype.kind == "u" else column.astype(np.int64)
     missing = np.isnan(column)
     values = np.where(missing, 0.0, column)
     if not ((values == np.rint(values)) & (np.abs(values) < 2.0**63)).all():
-        raise _no_key(what)
+        raise _no_key(subject)
     return np.where(missing, MISSING_KEY, values.astype(np.int64))
 
 
-def _no_key(what: str) -> DataError:
-    return DataError(f"{what} holds fractions, or numbers of 2**63 or more: give whole numbers or text")
+def _no_key(subject: str) -> DataError:
+    return DataError(f"{subject} holds fractions, or numbers of 2**63 or more: give whole numbers or text")
 
 
-def _key_of(level: Level, what: str) -> int:
+def _key_of(level: Level, subject: str) -> int:
     if isinstance(level, str):
         whole = _WHOLE.fullmatch(level)
         if whole is None:
@@ -168,7 +170,7 @@ def _key_of(level: Level, what: str) -> int:
             return int.from_bytes(digest, "little", signed=True)
         level = int(whole[1])
     if int(level) != level:
-        raise _no_key(what)
+        raise _no_key(subject)
     return (int(level) + 2**63) % 2**64 - 2**63
 
 
@@ -182,11 +184,11 @@ def n_columns_of(column: Column) -> int:
     return 1 if isinstance(column, CategoryColumn) or column.ndim == 1 else len(column)
 
 
-def rows_of(column: Column, some: slice | np.ndarray) -> Column:
+def rows_of(column: Column, rows: slice | np.ndarray) -> Column:
     """Return some rows of a column, or of several columns in one array."""
     if isinstance(column, CategoryColumn):
-        return CategoryColumn(column.codes[some], column.categories)
-    return column.some(some) if isinstance(column, SparseColumn) else column[..., some]
+        return CategoryColumn(column.codes[rows], column.categories)
+    return column.some(rows) if isinstance(column, SparseColumn) else column[..., rows]
 
 
 def joined(parts: Sequence[Column]) -> Column:

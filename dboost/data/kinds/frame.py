@@ -51,11 +51,11 @@ def some_values(values: Any, first: int, last: int) -> Any:
 _RESHAPE = "array.reshape(-1, 1) makes it one column, array.reshape(1, -1) one row"
 
 
-def bad_shape(what: str, shape: object, remedy: str = _RESHAPE) -> DataError:
-    """Return the error for data that do not have rows and columns. what : its kind; remedy : how to make a table of it."""
+def bad_shape(kind: str, shape: object, remedy: str = _RESHAPE) -> DataError:
+    """Return the error for data that do not have rows and columns. kind : its kind; remedy : how to make a table of it."""
     if isinstance(shape, tuple) and len(shape) > 2:
         remedy = "array.reshape(len(array), -1) makes one row of each item"
-    return DataError(f"a table has rows and columns, but this {what} has shape {shape}. Reshape your data: {remedy}")
+    return DataError(f"a table has rows and columns, but this {kind} has shape {shape}. Reshape your data: {remedy}")
 
 
 def frame_of_array(data: Any) -> Frame:

@@ -166,8 +166,8 @@ def role_column(values: Any, role: str, name: str | tuple[str, ...] | None, n_ro
     ]
     if len(converted) == 1:
         return converted[0]
-    for number, (column, own) in enumerate(zip(converted, names, strict=True)):
-        label = f"column {number} of {role}" if own is None else f"{role} {own!r}"
+    for number, (column, name) in enumerate(zip(converted, names, strict=True)):
+        label = f"column {number} of {role}" if name is None else f"{role} {name!r}"
         if isinstance(column, CategoryColumn):
             raise DataError(f"{label} holds text or categories, but of several columns each must hold numbers")
         if column.dtype.kind in "iu" and len(column) and max(int(column.max()), -int(column.min())) >= EXACT:

@@ -70,10 +70,10 @@ class FeatureBlocks:
         As of `feature_block`.
     """
 
-    def __init__(self, data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> None:
-        self._features, self._named, self._what = features, named, what
+    def __init__(self, data: Any, features: tuple[Feature, ...], named: bool, *, subject: str = "predict") -> None:
+        self._features, self._named, self._subject = features, named, subject
         self.are_of_sparse = is_sparse(data)
-        self._table: Any = as_frame(data) if self.are_of_sparse else feature_block(data, features, named, what=what)
+        self._table: Any = as_frame(data) if self.are_of_sparse else feature_block(data, features, named, subject=subject)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -87,7 +87,7 @@ class FeatureBlocks:
         for first in range(0, max(len(self), 1), n):
             last = min(first + n, len(self))
             rows = self._table.rows(first, last)
-            yield slice(first, last), feature_block(rows, self._features, self._named, what=self._what)
+            yield slice(first, last), feature_block(rows, self._features, self._named, subject=self._subject)
 
 
 def by_blocks(function: Callable[[np.ndarray, slice], Any], data: Any, features: tuple[Feature, ...], named: bool) -> Any:
@@ -103,7 +103,7 @@ _BATCH_BYTES = 256 * 1024
 _BATCH_ROWS = 256
 
 
-def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> np.ndarray:
+def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, subject: str = "predict") -> np.ndarray:
     """Return the features of a table in memory as a matrix.
 
     Parameters
@@ -113,7 +113,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     features : tuple of Feature
     named : bool
         Whether the model was trained on named columns.
-    what : str
+    subject : str
         The operation, for messages; default "predict".
 
     Returns
@@ -138,7 +138,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
         specs = tuple(map(column_spec, features))
         (chunk,) = read_slices(frame, ReadPlan(specs, columns, known=features))
     except DBoostError as error:
-        raise type(error)(f"{what}: {error}") from None
+        raise type(error)(f"{subject}: {error}") from None
     if chunk.matrix is not None:
         return plain(chunk.matrix)
     return _fill(chunk.n_rows, [_float_columns(c, feature) for c, feature in zip(chunk.columns, features, strict=True)])

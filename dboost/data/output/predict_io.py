@@ -198,8 +198,8 @@ def _split(function: Callable[..., np.ndarray], name: str, block: np.ndarray) ->
     return function(np.ascontiguousarray(block[:, :-1]), offset=values)
 
 
-def _finite(values: np.ndarray, what: str) -> np.ndarray:
+def _finite(values: np.ndarray, subject: str) -> np.ndarray:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise DataError(f"{what} is missing or infinite in {len(wrong)} rows, first in row {wrong[0]}")
+        raise DataError(f"{subject} is missing or infinite in {len(wrong)} rows, first in row {wrong[0]}")
     return values

@@ -350,7 +350,7 @@ def no_files_error(path: str) -> DataError:
     )
 
 
-def _without_hidden(path: str, n_fixed: int, found: dict[str, Any]) -> dict[str, Any]:
+def _without_hidden(path: str, n_fixed: int, information: dict[str, Any]) -> dict[str, Any]:
     """Return the data files of a folder or glob. n_fixed : leading parts of the names, which may begin with "." or "_".
 
     Parts from there on are hidden if they do, unless the glob asks for such names.
@@ -358,7 +358,7 @@ def _without_hidden(path: str, n_fixed: int, found: dict[str, Any]) -> dict[str,
     asked = tuple(part[0] for part in path.split("/")[n_fixed:] if part.startswith(("_", ".")))
     return {
         name: info
-        for name, info in found.items()
+        for name, info in information.items()
         if name.lower().endswith(PARQUET + CSV)
         and not any(part.startswith(("_", ".")) and not part.startswith(asked) for part in name.split("/")[n_fixed:])
     }

@@ -167,8 +167,8 @@ def open_parquet(
     for (_, footer), folder_values, of_file in zip(pairs, in_folders, constants, strict=True):
         for name in of_file.keys() - folder_values.keys() & set(footer.columns):  # this file has the column itself
             del of_file[name]
-    for one in filled[1:]:
-        _check_same_columns(first, one, set(constants[0]), columns)
+    for part in filled[1:]:
+        _check_same_columns(first, part, set(constants[0]), columns)
     whole = [ParquetPart(file, footer.digest, of_file) for (file, footer), of_file in zip(pairs, constants, strict=True)]
     all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
     names = [name for name in all_names if name not in repeated]
@@ -191,12 +191,12 @@ def open_parquet(
     return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
 
 
-def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
+def _typed(texts: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
     """Return the columns in the names of folders as arrays of one value: of the same type for all files."""
-    typed: list[dict[str, pa.Array]] = [{} for _ in found]
+    typed: list[dict[str, pa.Array]] = [{} for _ in texts]
     known = {feature.name: feature for feature in like or ()}
-    for name in dict.fromkeys(name for of_file in found for name in of_file):
-        values = pa.array([of_file.get(name) for of_file in found], pa.string())
+    for name in dict.fromkeys(name for of_file in texts for name in of_file):
+        values = pa.array([of_file.get(name) for of_file in texts], pa.string())
         feature = known.get(name)
         kinds = [] if feature is not None and TEXT in feature.legal_kinds else [pa.int32()]
         is_number = feature is not None and not feature.is_categorical
@@ -336,8 +336,8 @@ def parts_of_files(
     """
     whole = [part for part in parts if isinstance(part, ParquetPart)]
     footers: list[Footer] = []
-    for filesystem, some in groupby(whole, key=lambda part: part.filesystem):
-        files = [part.file for part in some]
+    for filesystem, group in groupby(whole, key=lambda part: part.filesystem):
+        files = [part.file for part in group]
         footers += read_footers(files, exact=most_bytes is not None, filters=filters, filesystem=filesystem)
     possible = _possible(whole, footers, schema, filters) if whole else []
     cut = {
@@ -385,12 +385,12 @@ def parts_of(
         yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
 
 
-def _some(part: ParquetPart, span: tuple[int, int], **which: Any) -> ParquetPart:
+def _some(part: ParquetPart, span: tuple[int, int], **changes: Any) -> ParquetPart:
     """Return a part of a file. span : its first and last row, exclusive, in the file."""
     deleted = part.deleted
     if deleted is not None:
         deleted = deleted[slice(*np.searchsorted(deleted, span))] - span[0]
-    return replace(part, deleted=deleted, **which)
+    return replace(part, deleted=deleted, **changes)
 
 
 def read_part(

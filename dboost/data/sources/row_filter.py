@@ -106,10 +106,10 @@ class RowFilter:
                 raise
         return pa.table(numbers).filter(self.predicate)[_POSITION].to_numpy()
 
-    def _check_rows(self, frame: Any, found: np.ndarray) -> None:
+    def _check_rows(self, frame: Any, kept: np.ndarray) -> None:
         """Raise a DataError if the predicate of polars has another value for a row among fewer rows, in another order."""
         among_all = np.zeros(len(frame), bool)
-        among_all[found] = True
+        among_all[kept] = True
         half, ends = np.arange(len(frame) // 2)[::-1], np.array([0, len(frame) // 2, len(frame) - 1])
         for rows in (half, *ends[:, None]):
             rows_again = frame[rows]

@@ -127,10 +127,10 @@ def columns_used(
     return [name for name in names if name in wanted]
 
 
-def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str = "") -> Any:
+def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], subject: str = "") -> Any:
     """Return data that can be read more than once: of a stream its rows with some columns, other data unchanged.
 
-    columns : returns the columns that are used, given all; what : is done with them, for messages; empty for a fit.
+    columns : returns the columns that are used, given all; subject : is done with them, for messages; empty for a fit.
 
     Raises
     ------
@@ -143,8 +143,8 @@ def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str =
     try:
         stored = StoredStream(source, list(dict.fromkeys(columns(source.names))))
     except DBoostError as error:
-        if not what:
+        if not subject:
             raise
-        raise type(error)(f"{what}: {error}") from error
+        raise type(error)(f"{subject}: {error}") from error
     table = stored.table
     return stored if table is None else table

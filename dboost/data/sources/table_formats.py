@@ -109,9 +109,9 @@ def load_iceberg_metadata(path: str) -> Any:
     return StaticTable.from_metadata(path)
 
 
-def _missing(path: str, what: str, library: str, extra: str) -> MissingExtraError:
+def _missing(path: str, kind: str, library: str, extra: str) -> MissingExtraError:
     return MissingExtraError(
-        f"{shown(path)} is {what}, and {library} is not installed; it comes with the extra: pip install 'dboost[{extra}]'"
+        f"{shown(path)} is {kind}, and {library} is not installed; it comes with the extra: pip install 'dboost[{extra}]'"
     )
 
 
@@ -276,8 +276,10 @@ def _of_iceberg(data: Any, most_bytes: int | None, row_filter: RowFilter | None)
         schema = scan.projection()
         types = schema.as_arrow()
         filters = [] if row_filter is None else [row_filter]
-        for one in filters:
-            kept = one.possible([_extremes_of(task.file, schema, set(one.columns(types.names))) for task in tasks], types)
+        for condition in filters:
+            kept = condition.possible(
+                [_extremes_of(task.file, schema, set(condition.columns(types.names))) for task in tasks], types
+            )
             tasks = [task for task, is_kept in zip(tasks, kept, strict=True) if is_kept]
         parts = _iceberg_parts(tasks, scan, schema, most_bytes, filters)
     of_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)

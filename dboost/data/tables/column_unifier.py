@@ -61,9 +61,12 @@ class ColumnUnifier:
         return apply(codes, column.codes)
 
 
-def disagree(name: str, one: tuple[bool, int], other: tuple[bool, int]) -> DataError:
-    """Return the error for a column that is categorical in one partition only. one, other : (categorical, partition number)."""
-    (_, numbers), (_, text) = sorted((one, other))
+def disagree(name: str, first: tuple[bool, int], second: tuple[bool, int]) -> DataError:
+    """Return the error for a column that is categorical in one partition only.
+
+    first, second : (whether it is categorical, partition number).
+    """
+    (_, numbers), (_, text) = sorted((first, second))
     if numbers == text:
         return ColumnKindsError(f"column {name!r} holds numbers in some rows of partition {numbers}, but text in others")
     return ColumnKindsError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")

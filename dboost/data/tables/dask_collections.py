@@ -140,21 +140,21 @@ def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
 
     Dask sorts labels when it selects columns, and pandas finds no missing ones.
     """
-    own = Names(frame.columns)
-    kinds = set(map(type, own.labels))
-    if set(names) == set(own) or not (len(kinds) == 1 and kinds <= _SORTED):
+    present = Names(frame.columns)
+    kinds = set(map(type, present.labels))
+    if set(names) == set(present) or not (len(kinds) == 1 and kinds <= _SORTED):
         return frame
-    label = dict(zip(own, own.labels, strict=True))
+    label = dict(zip(present, present.labels, strict=True))
     return frame[[label[name] for name in names]]
 
 
 @one_at_a_time
 def filtered(frame: Any, row_filter: RowFilter, names: Sequence[str] | None = None) -> dd.DataFrame:
     """Return the rows that satisfy a predicate. names : the columns that are used besides; default all."""
-    own, named = layout(frame)
+    present, named = layout(frame)
     if not named:
         raise InputTypeError("filter names columns, and an array has none: select its rows instead")
-    used = row_filter.columns(own)
+    used = row_filter.columns(present)
     if names is not None:
         frame = select(frame, tuple(dict.fromkeys([*names, *used])))
     return frame.map_partitions(row_filter.rows_of, meta=frame._meta, enforce_metadata=False)
@@ -292,7 +292,7 @@ def consume(
             number = _failed(error, graph, keys)
             if number is not None:
                 with lock:
-                    number, error = min({**failed, number: error}.items(), key=lambda one: one[0])
+                    number, error = min({**failed, number: error}.items(), key=lambda failure: failure[0])
                     unread = {i: bundles[i] for i in range(number) if i not in ended}
                 number, error = _first_failure(graph, unread) or (number, error)
         if number is not None and not isinstance(error, DBoostError):  # dboost's own errors name it already
@@ -328,9 +328,9 @@ def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | N
     return numbers[0] if len(numbers) == 1 else None
 
 
-def roles_in(given: Collection[str]) -> tuple[str, ...]:
+def roles_in(roles: Collection[str]) -> tuple[str, ...]:
     """Return the names of given roles, in the order in which `bundled` passes them on."""
-    return tuple(role for role in ROLES if role in given)
+    return tuple(role for role in ROLES if role in roles)
 
 
 @one_at_a_time

@@ -80,8 +80,8 @@ def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[GivenTable,
     return tuple(_eval_table(name, given_set, training) for name, given_set in named_sets(eval_set).items())
 
 
-def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> GivenTable:
-    data, *values = given if isinstance(given, tuple) else (given,)
+def _eval_table(name: str, eval_set: Any, training: Mapping[str, Any]) -> GivenTable:
+    data, *values = eval_set if isinstance(eval_set, tuple) else (eval_set,)
     roles = {role: value for role, value in zip(_OF_TUPLE, values, strict=False) if value is not None}
     roles |= _columns_of(data, training, roles)
     if "target" not in roles:
@@ -97,12 +97,12 @@ def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> GivenTabl
         return GivenTable(data, roles, name=name)
 
 
-def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _columns_of(data: Any, training: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that are roles of a set beside the given ones, by role; reading the set fails without them."""
-    is_whole = "target" not in given
+    is_whole = "target" not in roles
     if not (is_whole or is_path(data) or _has_columns(data)):
         return {}
-    columns = {role: _column(training.get(role), data) for role in ROLES if role not in given}
+    columns = {role: _column(training.get(role), data) for role in ROLES if role not in roles}
     present = {role: column for role, column in columns.items() if column is not None}
     if is_whole:
         return present

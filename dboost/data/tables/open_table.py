@@ -125,9 +125,9 @@ def read_table(table: GivenTable, options: ReadOptions = _DEFAULTS, **model: Any
         return _read_alike(table, options, model)
 
 
-def _read_alike(given: GivenTable, options: ReadOptions, model: dict[str, Any]) -> Table:
+def _read_alike(source: GivenTable, options: ReadOptions, model: dict[str, Any]) -> Table:
     """Read a table as `read_alike` says; warn of text that looks like numbers."""
-    planned = plan_reading(given, **model, most_bytes=options.most_bytes, limit=options.limit)
+    planned = plan_reading(source, **model, most_bytes=options.most_bytes, limit=options.limit)
     tables: list[Table] = []
 
     def read(reading: Reading) -> tuple[Feature, ...]:

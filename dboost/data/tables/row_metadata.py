@@ -78,11 +78,11 @@ class MetadataRows:
         k = number if self.numbers is None else self.numbers.index(number)
         return replace(self, lengths=(self.lengths[k],), numbers=(number,), first=self.first + sum(self.lengths[:k]))
 
-    def flagged(self, role: str, what: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
-        """Return an issue of a role if any row is flagged. what : its name for messages."""
+    def flagged(self, role: str, subject: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
+        """Return an issue of a role if any row is flagged. subject : its name for messages."""
         if not flags.any():
             return []
-        return [DataIssue(role, what, problem, int(np.count_nonzero(flags)), self.place(int(np.argmax(flags))), remedy)]
+        return [DataIssue(role, subject, problem, int(np.count_nonzero(flags)), self.place(int(np.argmax(flags))), remedy)]
 
 
 class RowPlace(NamedTuple):
@@ -115,7 +115,9 @@ def raise_for_issues(issues: Sequence[DataIssue]) -> None:
     """Raise a DataError for an issue of the first role that has some, summed over the parts of the table that report it."""
     if issues:
         order = list(ROLES)
-        worst = min(issues, key=lambda one: (order.index(one.role), one.problem, one.what))  # not that of the first part
+        worst = min(
+            issues, key=lambda issue: (order.index(issue.role), issue.problem, issue.what)
+        )  # not that of the first part
         label, problem = worst.what, worst.problem
         same = [issue for issue in issues if (issue.what, issue.problem) == (label, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
@@ -186,34 +188,34 @@ def levels_dtype(levels: tuple[Level, ...]) -> str:
     return "float64" if kinds == {int, float} else "object"
 
 
-def check_exact(target: Column | None, role: str, what: str, rows: MetadataRows) -> list[DataIssue]:
+def check_exact(target: Column | None, role: str, subject: str, rows: MetadataRows) -> list[DataIssue]:
     """Return issues for integers that floats cannot represent, in a partition of a role in its own dtype."""
     if not isinstance(target, np.ndarray) or target.dtype.kind not in "iu" or not len(target):
         return []
     if max(int(target.max()), -int(target.min())) < EXACT:
         return []
     problem = "holds integers of 2**53 or more, which floats cannot represent exactly,"
-    return rows.flagged(role, what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
+    return rows.flagged(role, subject, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
 
 
-def issues_of(role: str, column: Column, what: str, rows: MetadataRows, names: Sequence[str] = ()) -> list[DataIssue]:
-    """Return the issues of a role. what, names : its name for messages, and those of its columns if it has several."""
-    parts = [(what, column)]
+def issues_of(role: str, column: Column, subject: str, rows: MetadataRows, names: Sequence[str] = ()) -> list[DataIssue]:
+    """Return the issues of a role. subject, names : its name for messages, and those of its columns if it has several."""
+    parts = [(subject, column)]
     if isinstance(column, np.ndarray) and column.ndim == 2:
-        each = names or [f"column {j} of {what}" for j in range(len(column))]
+        each = names or [f"column {j} of {subject}" for j in range(len(column))]
         parts = [(label, column[j : j + 1]) for j, label in enumerate(each)]
     return [
         issue for label, values in parts for flaw in ROLES[role].check(values) for issue in rows.flagged(role, label, *flaw)
     ]
 
 
-def check_max_weight(max_weight: float, what: str) -> None:
+def check_max_weight(max_weight: float, subject: str) -> None:
     """Raise a DataError if the largest weight is zero, or so small that weighted gradients vanish in float32."""
     if not max_weight > 0:
-        raise DataError(f"{what} is zero in every row: nothing is left to learn from")
+        raise DataError(f"{subject} is zero in every row: nothing is left to learn from")
     if max_weight < LEAST_MAX_WEIGHT:
         raise DataError(
-            f"{what} is {number(max_weight)} at most in all rows, but at least one weight of {number(LEAST_MAX_WEIGHT)} or "
+            f"{subject} is {number(max_weight)} at most in all rows, but at least one weight of {number(LEAST_MAX_WEIGHT)} or "
             "more is needed: multiply all weights by the same number"
         )
 
