@@ -536,7 +536,7 @@ def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> I
     """Yield the rows that were added to a table since the version that a model has learned, with their label."""
     from dboost.data.sources.files import shown_path, table_name
     from dboost.data.sources.paths import load_table
-    from dboost.data.sources.table_versions import added_since, has_versions, label, learned_version, version_of
+    from dboost.data.sources.table_versions import adapter_of, added_since, has_versions, label, learned_version
 
     source = table
     table = load_table(source) if isinstance(source, str | os.PathLike) else source
@@ -551,9 +551,10 @@ def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> I
     if model is not None:
         since = learned_version(table, [source["label"] for source in model.sources])
         if since is None:
+            present = label(table, adapter_of(table).version or 0)
             raise ParameterError(
                 f"the model has no source that names a version of {table_name(table)}, so it is unknown which of its rows are "
-                f"new: train the first model by continue_on, or with source_name={label(table, version_of(table) or 0)!r}"
+                f"new: train the first model by continue_on, or with source_name={present!r}"
             )
     added = added_since(table, since)
     if added.files:

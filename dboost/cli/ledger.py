@@ -45,8 +45,8 @@ from typing import Any
 
 import dboost
 from dboost.cli.new_rows import FileBatch, open_new
+from dboost.data.sources.added_files import AddedFiles
 from dboost.data.sources.files import FilesBelow
-from dboost.data.sources.table_versions import AddedFiles
 from dboost.errors import DataError, ParameterError, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.files.json_shape import ANY, OTHERS, Shape, Within, check_shape

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+from dboost.data.sources.added_files import AddedFiles, ChangedRowsError
 from dboost.data.sources.files import FilesBelow, digest_of, find_files, table_name
 from dboost.data.sources.paths import load_table
-from dboost.data.sources.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
+from dboost.data.sources.table_versions import adapter_of, added_since
 from dboost.errors import DataError, shown
 from dboost.files.filesystem import filesystem_of
 
@@ -176,14 +177,15 @@ class NewTableRows:
 
     def __init__(self, table: Any, model: str) -> None:
         self._table, self._model = table, shown(model)
+        self._adapter = adapter_of(table)
         self._added: AddedFiles | None = None  # the rows of the batch
 
     @property
     def root(self) -> str:
-        return shown(location(self._table))
+        return shown(self._adapter.location)
 
     def root_before(self, moved_from: str) -> str:
-        fs, name = filesystem_of(moved_from)  # the folder of a table that is not there any more, as `location` writes it
+        fs, name = filesystem_of(moved_from)  # the folder of a table that is not there any more, as its adapter writes it
         return shown(str(fs.unstrip_protocol(name)).rstrip("/"))
 
     def checked(self, batches: Sequence[FileBatch], is_moved: bool) -> list[FileBatch]:
@@ -192,10 +194,10 @@ class NewTableRows:
         return list(batches)
 
     def _check_table(self, batch: FileBatch) -> None:
-        if batch.table != table_id(self._table):
+        if batch.table != self._adapter.id:
             source = "another table" if batch.table else "files"
             raise DataError(
-                f"{self._model} has learned from {source} at {location(self._table)}, not from {table_name(self._table)}: "
+                f"{self._model} has learned from {source} at {self._adapter.location}, not from {table_name(self._table)}: "
                 "name another --output"
             )
 
@@ -214,7 +216,7 @@ class NewTableRows:
         self._added = added
         if not added.files:
             return None
-        name, version = table_id(self._table), added.version
+        name, version = self._adapter.id, added.version
         return FileBatch(added.files, base, settings, table=name, version=version, begins_anew=begins_anew)
 
     def interrupted(self, batch: FileBatch, learned: Sequence[FileBatch], is_moved: bool) -> FileBatch:

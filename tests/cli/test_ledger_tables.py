@@ -19,7 +19,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.data.sources.table_versions import added_since, version_of
+from dboost.data.sources.table_versions import adapter_of, added_since
 from tests.helpers.clusters import ROOT
 from tests.helpers.object_store import served
 
@@ -111,7 +111,7 @@ def test_nights_over_a_table(lake: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert train(lake.data) == 0 and learned() == [420, 30]
     ledger = json.loads(Path("model.json.ledger.json").read_text())
     assert [batch["begins_anew"] for batch in ledger["settled"]] == [True, False]
-    assert ledger["settled"][-1]["version"] == version_of(lake.table)
+    assert ledger["settled"][-1]["version"] == adapter_of(lake.table).version
 
 
 @pytest.mark.fast_cells(1)

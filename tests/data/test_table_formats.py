@@ -19,7 +19,7 @@ from distributed import Client
 
 import dboost
 from dboost.cli import main
-from dboost.data.sources import parquet, table_formats
+from dboost.data.sources import iceberg_tables, parquet
 from dboost.data.sources.paths import open_path, open_source
 from dboost.data.sources.row_filter import RowFilter
 from tests.helpers.clusters import threads_cluster
@@ -370,9 +370,9 @@ def test_a_filter_leaves_out_files_of_an_iceberg_table(catalog: Any) -> None:
     for day in days:
         table.append(day)
     read: list[str] = []
-    real = table_formats.read_footers
+    real = iceberg_tables.read_footers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_formats, "read_footers", lambda files, **how: read.extend(files) or real(files, **how))
+        patch.setattr(iceberg_tables, "read_footers", lambda files, **how: read.extend(files) or real(files, **how))
         for predicate, n_files in ((pc.field("day") >= 3, 2), (pc.field("day").isin([1]), 1), (pc.field("day") > 9, 0)):
             read.clear()
             found = open_source(table, row_filter=RowFilter(predicate))

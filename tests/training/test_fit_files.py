@@ -15,7 +15,7 @@ PACKAGE = Path(dboost.__file__).parent
 OPTIONS = {
     "cluster", "config.py", "data/sources/csv_files.py", "data/sources/datasets.py", "data/sources/files.py",
     "data/sources/parquet.py", "data/sources/paths.py", "data/sources/row_filter.py", "data/sources/sources.py",
-    "data/sources/table_formats.py", "data/tables/dask_collections.py", "data/tables/eval_tables.py", "dataset.py",
+    "data/sources/table_versions.py", "data/tables/dask_collections.py", "data/tables/eval_tables.py", "dataset.py",
     "metrics/named.py", "prepared/dataset_files.py", "prepared/dataset_rows.py", "prepared/prepare.py",
     "rows/block_file.py", "rows/shared_codes.py", "session/bites.py",
     "session/evaluation_rows.py", "session/memory.py", "training/arcbites.py", "training/auto_iterations.py",

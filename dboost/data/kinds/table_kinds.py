@@ -61,7 +61,7 @@ def is_stored_table(data: Any) -> bool:
         return False
     if is_a(data, "pyarrow.dataset", "FileSystemDataset", "FileFragment"):
         return True
-    if is_a(data, "dboost.data.sources.table_versions", "AddedFiles"):
+    if is_a(data, "dboost.data.sources.added_files", "AddedFiles"):
         return True
     return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 

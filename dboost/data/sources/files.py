@@ -326,7 +326,7 @@ def shown_path(path: Any) -> str:
 
 def table_name(data: Any) -> str:
     """Return the name of a table or scan, for messages."""
-    if is_a(data, "dboost.data.sources.table_versions", "AddedFiles"):
+    if is_a(data, "dboost.data.sources.added_files", "AddedFiles"):
         return table_name(data.table)
     if is_a(data, "deltalake", "DeltaTable"):
         return shown(data.table_uri)

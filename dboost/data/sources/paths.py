@@ -1,7 +1,7 @@
 """Parquet and CSV files, Delta Lake and Apache Iceberg tables by their paths, as sources.
 
 See `data.sources.files` for the files of a path, and `data.sources.parquet`, `data.sources.csv_files` and
-`data.sources.table_formats` for the formats. Columns of Parquet files and of table formats keep their Arrow types.
+`data.sources.table_versions` for the formats. Columns of Parquet files and of table formats keep their Arrow types.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.data.sources import Parts
 from dboost.data.sources.csv_files import read_csv, text_columns
 from dboost.data.sources.datasets import open_dataset
+from dboost.data.sources.delta_tables import load_delta_folder
 from dboost.data.sources.files import CSV, DELTA_LOG, ICEBERG, PARQUET, DataFile, existing_files, items_of, reading, shown_path
+from dboost.data.sources.iceberg_tables import load_iceberg_metadata
 from dboost.data.sources.parquet import open_parquet
 from dboost.data.sources.row_filter import RowFilter
-from dboost.data.sources.table_formats import load_delta_folder, load_iceberg_metadata, open_table_format
+from dboost.data.sources.table_versions import open_table
 from dboost.errors import DataError
 from dboost.files.filesystem import filesystem_of, has_query
 from dboost.schema import TEXT, Feature
@@ -137,7 +139,7 @@ def _stored_table(path: Any, most_bytes: int | None, row_filter: RowFilter | Non
     if is_a(path, "pyarrow.dataset", "Dataset", "Fragment"):
         return open_dataset(path, most_bytes, row_filter)
     table = path if is_stored_table(path) else load_table(path)
-    return None if table is None else open_table_format(table, most_bytes, row_filter)
+    return None if table is None else open_table(table, most_bytes, row_filter)
 
 
 def load_table(path: Any) -> Any:

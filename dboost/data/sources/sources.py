@@ -11,7 +11,7 @@ A `Source` has the names of its columns, and partitions in a fixed order, of whi
 
 **Order.** The rows are in the order of the source: batches as they arrive; polars and DuckDB keep the order of the rows that
 they read, unless the query states another one. The order of files is described where they are listed: in `files` and
-`table_formats`. The same rows in the same order give the same model, whatever the source and its partitions.
+`table_versions`. The same rows in the same order give the same model, whatever the source and its partitions.
 """
 
 from __future__ import annotations
