@@ -70,8 +70,8 @@ def auto_loss(is_class: bool, *, of_forest: bool = False) -> str:
     return HalfBrier.name if of_forest else LogLoss.name
 
 
-#: What makes the loss of a name, from its options and what it has learned.
-_MAKERS: dict[str, Callable[..., BaseLoss]] = {loss.name: loss for loss in BUILT_IN} | {Quantile.name: quantile_loss}
+#: What makes a loss from its options, where that is not its class.
+_MAKERS: dict[str, Callable[..., BaseLoss]] = {Quantile.name: quantile_loss}
 
 
 def by_name(name: str, n_classes: int = 2, **options: Any) -> BaseLoss:
@@ -82,7 +82,7 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> BaseLoss:
     for loss in BUILT_IN:
         if loss.name == name:
             settings = {option: options[option] for option in (*loss.options, *loss.learned) if option in options}
-            return _MAKERS[name](**settings).for_classes(n_classes)
+            return _MAKERS.get(name, loss)(**settings).for_classes(n_classes)
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 
@@ -97,7 +97,7 @@ def from_dict(stored: dict[str, Any], user_loss: Loss | Sequence[Loss] | None = 
         return joined_losses(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
     if isinstance(user_loss, Loss):
         return as_loss(user_loss)
-    if stored["name"] not in _MAKERS:
+    if all(loss.name != stored["name"] for loss in BUILT_IN):
         return as_loss(custom_from_dict(stored))
     stored = dict(stored)
     return by_name(stored.pop("name"), stored.pop("n_classes", 2), **stored)

@@ -31,7 +31,7 @@ import numpy as np
 from dboost.display import number
 from dboost.errors import DataError
 from dboost.exact import ExactSum
-from dboost.losses.terms import KernelTerms, LossTerms
+from dboost.losses.terms import GroupTerms, KernelTerms, LossTerms
 
 #: A function of arrays.
 ArrayFunction = Callable[[np.ndarray], np.ndarray]
@@ -106,6 +106,9 @@ class Targets:
     #: The column of each output, if the outputs are independent (`BaseLoss.parts`).
     of_outputs: tuple[int, ...] = ()
     are_classes: bool = False
+    #: The role that names the group of each row, if the loss of a row depends on the other rows of its group; else "". Such a
+    #: loss has `Start.constants` and `Start.magnitude`, and the blocks of its compiled function are whole groups.
+    groups: str = ""
     #: Valid targets, as text: "non-negative" (and not all zero), "strictly positive", or "" for any; with `invalid` the rule
     #: for messages.
     valid: str = ""
@@ -304,7 +307,7 @@ class BaseLoss:
 
     def pass_terms(self, statistic: Any = None) -> LossTerms:
         """Return the record for passes over rows. statistic : of the rows at their present scores."""
-        return KernelTerms(self.terms())
+        return GroupTerms(self.terms()) if self.targets.groups else KernelTerms(self.terms())
 
     # What a loss learns from the rows, and other forms of it.
 

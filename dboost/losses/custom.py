@@ -137,6 +137,8 @@ class CustomLoss(BaseLoss):
         for name, record in _MOVED.items():
             if hasattr(loss, name):
                 raise ParameterError(f"loss {loss.name!r} has {name}, which is part of a record now: {record}")
+        if loss.targets.groups:
+            raise ParameterError(f"loss {loss.name!r} depends on groups of rows, which takes a compiled function")
         self.given = loss
         self.name = loss.name  # type: ignore[misc]
         self.learned = loss.learned  # type: ignore[misc]

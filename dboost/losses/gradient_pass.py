@@ -4,6 +4,8 @@ A built-in loss keeps its parameters in a `NamedTuple` of its own type and overl
 gradients depend on several raw scores of a row, `output_terms`. Numba then compiles `update_gradients` for each loss that is
 used. Scores and gradients have the shape [n_outputs, n_rows].
 
+The gradients of a loss of groups depend on all rows of a group: for it a block is a group (`update_groups`).
+
 The loss is summed exactly: each row's loss is divided into a coarse and a fine integer (in units of 1 / loss_unit and
 1 / (loss_unit * FINE)), whose float64 sums are exact in any order.
 """
@@ -56,8 +58,9 @@ class PassScratch(NamedTuple):
     single: np.ndarray  # float32[BLOCK]
 
 
-def new_pass_scratch() -> PassScratch:
-    return PassScratch(np.empty((3, BLOCK)), np.empty(BLOCK, np.float32))
+def new_pass_scratch(n_rows: int = BLOCK) -> PassScratch:
+    """Return scratch for blocks of at most `n_rows` rows."""
+    return PassScratch(np.empty((3, n_rows)), np.empty(n_rows, np.float32))
 
 
 class PassTotals(NamedTuple):
@@ -82,7 +85,8 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     """Compute gradients, Hessians and losses of a block of rows; each loss module overloads it for its own record type.
 
     y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian empty when constant) and value : float64[n] receive
-    the results; scratch : float32[BLOCK]. Loops over one width of number vectorise; mixed ones do not.
+    the results; scratch : float32[BLOCK]. Of a loss of groups (`losses.base.Targets`) a block is a whole group of any size.
+    Loops over one width of number vectorise; mixed ones do not.
     """
     return _interpreted(block_terms, loss, y, raw, gradient, hessian, value, scratch)
 
@@ -159,6 +163,59 @@ def add_exactly(terms, coarse, n, loss_unit, sums):
     sums[1] += sum_integers(terms, n)
 
 
+@internal
+def _update_block(loss, rows, values, first, last, loss_unit, scratch, totals, influence):
+    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for the rows of one block."""
+    raw, leaf, weight = rows.raw, rows.leaf, rows.weight
+    target, single_target, byte_target = rows.target, rows.single_target, rows.byte_target
+    gradient, hessian, maxima = rows.gradient, rows.hessian, totals.maxima
+    gradient_bits, hessian_bits = rows.gradient_bits, rows.hessian_bits
+    n_outputs = raw.shape[0]
+    value, coarse, targets = scratch.terms[0], scratch.terms[1], scratch.terms[2]
+    n = last - first
+    n_hessians = n if hessian.shape[1] > 0 else 0
+    for k in range(n_outputs):
+        score, at, value_of = row_span(raw, k, first, last), row_span(leaf, k, first, last), values[k]
+        for i in range(n):
+            score[i] += value_of[at[i]]
+    # Here the type of the targets is tested, not where the kernel is compiled: that would be once for each type.
+    y = span(targets, 0, n)
+    if target.size > 0:
+        y = span(target, first, last)
+    elif single_target.size > 0:
+        of_rows = span(single_target, first, last)
+        for i in range(n):
+            y[i] = of_rows[i]
+    else:
+        bytes_of_rows = span(byte_target, first, last)
+        for i in range(n):
+            y[i] = bytes_of_rows[i]
+    output_terms(loss, y, raw, gradient, hessian, first, value, scratch.single)
+    if weight.size > 0:
+        w = span(weight, first, last)
+        for i in range(n):
+            value[i] *= w[i]
+        if rows.repeat_count.size == 0:
+            for k in range(n_outputs):
+                g, h = row_span(gradient, k, first, last), row_span(hessian, k, first, first + n_hessians)
+                for i in range(n):
+                    g[i] *= np.float32(w[i])
+                for i in range(h.size):
+                    h[i] *= np.float32(w[i])
+    for k in range(n_outputs):
+        g_bits, h_bits = row_span(gradient_bits, k, first, last), row_span(hessian_bits, k, first, first + n_hessians)
+        top_gradient, top_hessian = I(maxima[0, k]), maxima[1, k]
+        for i in range(n):
+            magnitude = g_bits[i] & np.int32(0x7FFFFFFF)
+            top_gradient = magnitude if magnitude > top_gradient else top_gradient
+        for i in range(h_bits.size):
+            top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
+        maxima[0, k], maxima[1, k] = top_gradient, top_hessian
+        if influence is not None:
+            _note_influence(influence, k, h_bits, rows.repeat_count, first)
+    add_exactly(value, coarse, n, loss_unit, totals.loss)
+
+
 @kernel
 def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
@@ -166,53 +223,19 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
     loss : the loss's record; rows : GradientRows; values : float64[n_outputs, n_leaves]; scratch : PassScratch; totals :
     PassTotals; influence : InfluencePass or None.
     """
-    raw, leaf, weight = rows.raw, rows.leaf, rows.weight
-    target, single_target, byte_target = rows.target, rows.single_target, rows.byte_target
-    gradient, hessian, maxima = rows.gradient, rows.hessian, totals.maxima
-    gradient_bits, hessian_bits = rows.gradient_bits, rows.hessian_bits
-    n_outputs = raw.shape[0]
-    value, coarse, targets = scratch.terms[0], scratch.terms[1], scratch.terms[2]
-    # Here the type of the targets is tested, not where the kernel is compiled: that would be once for each type.
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
-        n = last - first
-        n_hessians = n if hessian.shape[1] > 0 else 0
-        for k in range(n_outputs):
-            score, at, value_of = row_span(raw, k, first, last), row_span(leaf, k, first, last), values[k]
-            for i in range(n):
-                score[i] += value_of[at[i]]
-        y = span(targets, 0, n)
-        if target.size > 0:
-            y = span(target, first, last)
-        elif single_target.size > 0:
-            of_rows = span(single_target, first, last)
-            for i in range(n):
-                y[i] = of_rows[i]
-        else:
-            bytes_of_rows = span(byte_target, first, last)
-            for i in range(n):
-                y[i] = bytes_of_rows[i]
-        output_terms(loss, y, raw, gradient, hessian, first, value, scratch.single)
-        if weight.size > 0:
-            w = span(weight, first, last)
-            for i in range(n):
-                value[i] *= w[i]
-            if rows.repeat_count.size == 0:
-                for k in range(n_outputs):
-                    g, h = row_span(gradient, k, first, last), row_span(hessian, k, first, first + n_hessians)
-                    for i in range(n):
-                        g[i] *= np.float32(w[i])
-                    for i in range(h.size):
-                        h[i] *= np.float32(w[i])
-        for k in range(n_outputs):
-            g_bits, h_bits = row_span(gradient_bits, k, first, last), row_span(hessian_bits, k, first, first + n_hessians)
-            top_gradient, top_hessian = I(maxima[0, k]), maxima[1, k]
-            for i in range(n):
-                magnitude = g_bits[i] & np.int32(0x7FFFFFFF)
-                top_gradient = magnitude if magnitude > top_gradient else top_gradient
-            for i in range(h_bits.size):
-                top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
-            maxima[0, k], maxima[1, k] = top_gradient, top_hessian
-            if influence is not None:
-                _note_influence(influence, k, h_bits, rows.repeat_count, first)
-        add_exactly(value, coarse, n, loss_unit, totals.loss)
+        _update_block(loss, rows, values, first, last, loss_unit, scratch, totals, influence)
+
+
+@kernel
+def update_groups(loss, rows, values, first_row, ends, loss_unit, scratch, totals):
+    """Do as `update_gradients` for whole groups of rows, each of which is a block.
+
+    ends : int64[n_groups], last row + 1 of each group, ascending; the first group begins at `first_row`. scratch : for the rows
+    of the largest group.
+    """
+    first = I(first_row)
+    for k in range(ends.size):
+        _update_block(loss, rows, values, first, ends[k], loss_unit, scratch, totals, None)
+        first = ends[k]

@@ -94,10 +94,11 @@ class PerOutput(BaseLoss):
         self.target_columns = tuple(target_columns or output_names)
         self.columns = tuple(range(len(self.parts)) if columns is None else columns)
         for part in self.parts:
-            if part.n_outputs > 1 or len(part.targets.columns) > 1:
+            if part.n_outputs > 1 or len(part.targets.columns) > 1 or part.targets.groups:
+                what = "depends on groups of rows" if part.targets.groups else "has several outputs or target columns"
                 raise ParameterError(
-                    f"loss={part.name!r} has several outputs or target columns, so it cannot be the loss of one of "
-                    "several targets: fit a model for each target"
+                    f"loss={part.name!r} {what}, so it cannot be the loss of one of several targets: fit a model for each "
+                    "target"
                 )
         names = {part.name for part in self.parts}
         self.name = names.pop() if len(names) == 1 else "per_output"  # type: ignore[misc]

@@ -1,9 +1,10 @@
 """What the pass over rows between two iterations computes: the records that stand for a loss in it.
 
 A fit sends every session a record of its loss, `LossTerms`, and the values of the last trees. The record adds the values to the
-scores of some rows and computes their gradients, Hessians and loss: `LossTerms.advance`. There are four kinds:
+scores of some rows and computes their gradients, Hessians and loss: `LossTerms.advance`. There are five kinds:
 
 * `KernelTerms`, of a loss with a compiled function (`losses.gradient_pass`);
+* `GroupTerms`, of such a loss whose gradients depend on the other rows of a group;
 * `CustomTerms` (`losses.custom`), whose functions are in NumPy;
 * `PerOutputTerms` (`losses.per_output`), one record for each output;
 * `ProjectedTerms` (`losses.projection`), which also computes the derivatives along the direction of a tree of all outputs.
@@ -19,7 +20,16 @@ import numpy as np
 
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import LANES, N_DIGITS
-from dboost.losses.gradient_pass import GradientRows, InfluencePass, PassScratch, PassTotals, update_gradients
+from dboost.losses.gradient_pass import (
+    BLOCK,
+    GradientRows,
+    InfluencePass,
+    PassScratch,
+    PassTotals,
+    new_pass_scratch,
+    update_gradients,
+    update_groups,
+)
 from dboost.losses.gradient_stats import GradientStats
 
 
@@ -36,6 +46,7 @@ class LossRows:
     hessian: np.ndarray | None  # float32[n_outputs, n], written: second derivatives of the loss; None if they are 1
     split_gradient: np.ndarray | None = None  # float32[n], written: along the direction of a tree of all outputs
     split_hessian: np.ndarray | None = None  # float32[n], written; None if it is constant
+    group_ends: np.ndarray | None = None  # int64[n_groups]: last row + 1 of each group, for a loss of groups
 
     @property
     def n_outputs(self) -> int:
@@ -151,8 +162,29 @@ class KernelTerms(LossTerms):
             influence = InfluencePass(sums, near.expected, near.rows, near.n)
         totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
         update_gradients(self.record, fields.for_kernel, values, first, last, loss_unit, scratch, totals, influence)
-        max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
-        if fields.hessian is None:
-            max_hessian = np.ones_like(max_hessian)
         by_digit = None if influence is None else influence.sums.sum(axis=1)
-        return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
+        return _stats_of(fields, totals, by_digit)
+
+
+@dataclass(frozen=True)
+class GroupTerms(LossTerms):
+    """The record of a loss of groups with a compiled function. Passes are over whole groups."""
+
+    record: Any  # see `KernelTerms`
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        fields, values, loss_unit, scratch, first, last, _ = rows
+        assert fields.group_ends is not None
+        ends = fields.group_ends[slice(*np.searchsorted(fields.group_ends, (first, last), "right"))]
+        longest = int(np.diff(ends, prepend=first).max(initial=0))
+        scratch = scratch if longest <= BLOCK else new_pass_scratch(longest)
+        totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
+        update_groups(self.record, fields.for_kernel, values, first, ends, loss_unit, scratch, totals)
+        return _stats_of(fields, totals, None)
+
+
+def _stats_of(rows: LossRows, totals: PassTotals, by_digit: np.ndarray | None) -> GradientStats:
+    max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
+    if rows.hessian is None:
+        max_hessian = np.ones_like(max_hessian)
+    return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)

@@ -326,6 +326,13 @@ def is_for_classes(loss: Any) -> bool:
     return getattr(loss, "is_classification", False) or any(kind.name == loss and kind.targets.are_classes for kind in BUILT_IN)
 
 
+def is_of_groups(loss: Any) -> bool:
+    """Whether the built-in loss of that name depends on groups of rows."""
+    from dboost.losses import BUILT_IN
+
+    return any(kind.name == loss and kind.targets.groups for kind in BUILT_IN)
+
+
 def _loss_of_options() -> dict[str, str]:
     """Return the parameters of single losses, each with the name of its loss."""
     from dboost.losses import BUILT_IN

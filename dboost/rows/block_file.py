@@ -109,6 +109,9 @@ class BlockFile:
     sealed : bool
         Blocks are written once, whole, and have checksums.
     block_rows : int
+        Rows of each block; the last one may have fewer.
+    block_sizes : sequence of int, optional
+        Rows of each block, at most `block_rows`, if they differ.
 
     Attributes
     ----------
@@ -126,9 +129,11 @@ class BlockFile:
         *,
         sealed: bool,
         block_rows: int,
+        block_sizes: Sequence[int] | None = None,
     ) -> None:
         self.path, self.fields, self.n_rows, self.block_rows = path, tuple(fields), n_rows, block_rows
-        self.n_blocks = -(-n_rows // block_rows)
+        self.n_blocks = -(-n_rows // block_rows) if block_sizes is None else len(block_sizes)
+        self._sizes = block_sizes
         self._layout: dict[str, tuple[Field, int]] = {}
         at = 0
         for field in self.fields:
@@ -159,6 +164,8 @@ class BlockFile:
 
     def rows_of(self, block: int) -> int:
         """Return the number of rows of a block."""
+        if self._sizes is not None:
+            return self._sizes[block]
         return min(self.block_rows, self.n_rows - block * self.block_rows)
 
     def buffer(self) -> np.ndarray:

@@ -13,6 +13,7 @@ checksums; other groups change.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -40,8 +41,10 @@ class FieldGroup(NamedTuple):
 class InFiles(NamedTuple):
     """Rows are in files, in blocks, in a private directory."""
 
-    block_rows: int
+    block_rows: int  # of each block; the last block of a section may have fewer
     root: Path | None  # parent of the private directory; None for the one of `PrivateDirectory`
+    #: Rows of each block of a single section, at most `block_rows`, if blocks do not end just anywhere.
+    block_sizes: tuple[int, ...] | None = None
 
 
 class RowRange(NamedTuple):
@@ -113,7 +116,12 @@ class RowStore:
                 self._filled = list(self.sizes)
             return
         assert arrays is None, "arrays are taken over into memory only"
-        self._first_block = [0, *accumulate(-(-n // place.block_rows) for n in self.sizes)]
+        self._starts: np.ndarray | None = None  # of blocks of given sizes
+        n_blocks = [-(-n // place.block_rows) for n in self.sizes]
+        if place.block_sizes is not None:
+            assert (sum(place.block_sizes),) == self.sizes, "the blocks have all rows of a single section"
+            n_blocks, self._starts = [len(place.block_sizes)], np.cumsum((0, *place.block_sizes))
+        self._first_block = [0, *accumulate(n_blocks)]
         # A single section has a last block as short as its rows.
         n_rows = self.n_rows if len(self.sizes) == 1 else self._first_block[-1] * place.block_rows
         self._open: dict[int, list[np.ndarray]] = {}  # the block of each section that is filled
@@ -121,7 +129,9 @@ class RowStore:
         try:
             for name, fields, sealed in self.groups:
                 path = self._folder.path / name
-                self.files.append(BlockFile(path, fields, n_rows, sealed=sealed, block_rows=place.block_rows))
+                self.files.append(
+                    BlockFile(path, fields, n_rows, sealed=sealed, block_rows=place.block_rows, block_sizes=place.block_sizes)
+                )
         except BaseException:
             self.close()
             raise
@@ -155,6 +165,20 @@ class RowStore:
         """Return the number of rows of a block of the files; the last block of one of several sections may have fewer."""
         return self.files[0].rows_of(block)
 
+    def _block_with(self, row: int) -> tuple[int, int]:
+        """Return the block of a section of the files that has a row, and the position of the row in it."""
+        if self._starts is None:
+            return divmod(row, self.block_rows)
+        block = int(np.searchsorted(self._starts, row, "right")) - 1
+        return block, row - int(self._starts[block])
+
+    def _start_and_size(self, block: int, section: int) -> tuple[int, int]:
+        """Return the first row of a block of a section of the files, and its number of rows."""
+        if self._starts is None:
+            start = block * self.block_rows
+            return start, min(self.block_rows, self.sizes[section] - start)
+        return int(self._starts[block]), self.rows_of(block)
+
     @property
     def bytes_read(self) -> int:
         """Bytes read from files so far."""
@@ -185,24 +209,22 @@ class RowStore:
 
     def _views_to_fill(self, section: int) -> tuple[dict[str, np.ndarray], int, int]:
         """Return the arrays into which rows are appended, the first free row, and the number of free rows."""
-        filled, size = self._filled[section], self.sizes[section]
+        filled = self._filled[section]
         if self.place is None:
-            return self._arrays[section], filled, size - filled
+            return self._arrays[section], filled, self.sizes[section] - filled
         if section not in self._open:
             self._open[section] = self.buffers()
-        block_rows = self.place.block_rows
-        block, first = divmod(filled, block_rows)
+        block, first = self._block_with(filled)
         views: dict[str, np.ndarray] = {}
         for file, buffer in zip(self.files, self._open[section], strict=True):
             if not first:
                 buffer[:] = 0
             views |= file.views(buffer, self._first_block[section] + block)
-        return views, first, min(block_rows - first, size - filled)
+        return views, first, self._start_and_size(block, section)[1] - first
 
     def _write_filled(self, section: int) -> None:
         """Write the block to which rows were appended last, which is full or the last one."""
-        assert self.place is not None
-        block = self._first_block[section] + (self._filled[section] - 1) // self.place.block_rows
+        block = self._first_block[section] + self._block_with(self._filled[section] - 1)[0]
         for file, buffer in zip(self.files, self._open[section], strict=True):
             file.write(block, buffer)
         if self._filled[section] == self.sizes[section]:
@@ -267,13 +289,13 @@ class RowStore:
         A block is valid until the next one. The fields in `writes`, which are not sealed, may be changed; those that are not
         read must be. While a block of files is processed, a thread reads the next one. unverified : see `read`.
         """
-        n = self.sizes[section]
         self.check_filled(section)
         if self.place is None:
+            n = self.sizes[section]
             first, last = n * thread // n_threads, n * (thread + 1) // n_threads
             yield RowRange(self._arrays[section], first, last, first)
             return
-        block_rows, first_block = self.place.block_rows, self._first_block[section]
+        first_block = self._first_block[section]
         n_blocks = self._first_block[section + 1] - first_block
         share = range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads)
         n_staying = min(self.n_staying, len(share))
@@ -282,14 +304,16 @@ class RowStore:
             if resident is None:
                 resident = self._resident[k] = BlockBuffers(self)
                 self.read(first_block + k, resident.arrays, self.names)
-            yield RowRange(resident.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+            start, n = self._start_and_size(k, section)
+            yield RowRange(resident.views(first_block + k), 0, n, start)
         streamed = share[n_staying:]
         buffers = [self._spare.pop() if self._spare else BlockBuffers(self) for _ in streamed[:2]]
         reader = _Reader(self, [first_block + k for k in streamed], buffers, reads, unverified)
         try:
             for k in streamed:
                 buffers_read = reader.next()
-                yield RowRange(buffers_read.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+                start, n = self._start_and_size(k, section)
+                yield RowRange(buffers_read.views(first_block + k), 0, n, start)
                 if writes:
                     self.write(first_block + k, buffers_read.arrays, writes)
                 reader.reuse(buffers_read)
@@ -327,12 +351,17 @@ class RowStore:
     ) -> RowStore:
         """Return a new store at the same place with some of the rows, or of a thread's share of them, in their current state.
 
-        sizes : number of these rows in each section; stays : returns which of some rows they are (bool[n]).
+        sizes : number of these rows in each section; stays : returns which of some rows they are (bool[n]). Blocks of given
+        sizes keep their borders.
         """
-        part = RowStore(self.groups, sizes, self.place)
+        blocks, place = partial(self.walk, self.names, thread=thread, n_threads=n_threads), self.place
+        if place is not None and place.block_sizes is not None:
+            n_stay = [int(np.count_nonzero(stays(block))) for block in blocks()]
+            place = place._replace(block_sizes=tuple(n for n in n_stay if n))
+        part = RowStore(self.groups, sizes, place)
         try:
             for section in range(len(sizes)):
-                for block in self.walk(list(self._fields), section=section, thread=thread, n_threads=n_threads):
+                for block in blocks(section=section):
                     rows = block.first + np.flatnonzero(stays(block))
                     part.append(len(rows), block.fields, rows, section)
         except BaseException:

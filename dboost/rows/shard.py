@@ -41,6 +41,7 @@ from dboost.losses.gradient_pass import PassScratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossRows, LossTerms, NearRows
 from dboost.rows.bin_merge import BinMerge
+from dboost.rows.row_groups import ends_of, next_ends
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.tuning import tuning
@@ -316,9 +317,23 @@ class Shard:
 
     def ranges(self, k: int = 0, n: int = 1) -> list[tuple[int, int]]:
         """Return the k-th of n shares of the rows that are trained on, as ranges: first row, and last row + 1."""
-        if self.segments is None:
-            return [(self.n_rows * k // n, self.n_rows * (k + 1) // n)]
-        return self.segments.share(k, n)
+        if self.segments is not None:
+            return self.segments.share(k, n)
+        first, last = self.n_rows * k // n, self.n_rows * (k + 1) // n
+        return [self._whole_groups(first, last) if self.spec.keeps_groups else (first, last)]
+
+    def _whole_groups(self, first: int, last: int) -> tuple[int, int]:
+        """Return a range of rows whose borders are moved to the next end of a group. Those of all rows stay."""
+        if (first, last) == (0, self.n_rows):
+            return first, last
+        first, last = next_ends(self.group_ends, np.array([first, last])).tolist()
+        return first, last
+
+    @cached_property
+    def group_ends(self) -> np.ndarray:
+        """Last row + 1 of each group, if rows have groups: int64[n_groups], ascending."""
+        assert self.draw_id is not None
+        return ends_of(self.draw_id)
 
     @property
     def tiles(self) -> np.ndarray:
@@ -439,6 +454,7 @@ class Shard:
             self.hessian if self.loss_hessian is None else self.loss_hessian,
             self.fields.get("split_gradient"),
             None if spec.weights_as_hessian else self.fields.get("split_hessian"),
+            self.group_ends if spec.keeps_groups else None,
         )
 
     def gradient_pass(self, terms: LossTerms, values: np.ndarray, scratch: PassScratch, first: int, last: int) -> GradientPass:

@@ -55,7 +55,9 @@ class ShardSpec:
     #: `losses.gradient_pass` reads the targets of all rows in every iteration.
     compacts_target: bool = False
     target_type: str = "<f8"  # of rows in memory
-    grouped: bool = False  # whether samples of rows take whole groups, so that rows have a `draw_id`
+    grouped: bool = False  # whether samples of rows take whole groups, or gradients need them, so that rows have a `draw_id`
+    #: Whether the gradients of a row depend on its whole group: then ranges and blocks of rows end between groups.
+    keeps_groups: bool = False
     averages: bool = False  # whether trees are averaged, not added up: rows have sums of their own, see `trees.tree_means`
     speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 
@@ -151,6 +153,8 @@ class ShardSpec:
             writes += split
         if self.has_repeat_count:
             reads.append("repeat_count")
+        if self.keeps_groups:
+            reads.append("draw_id")
         return reads, writes
 
     def bytes_per_row(self) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import distinct_of, encode_table, encoded_pieces, sampled
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
+from dboost.rows.row_groups import block_sizes, ends_of, ends_of_parts, next_ends
 from dboost.rows.row_store import InFiles, RowStore
 from dboost.rows.shard import BinnedColumns, RowIds, columns_among, compacted, tiles_of
 from dboost.rows.shard_spec import code_fields, rows_that_fit
@@ -157,9 +159,11 @@ class BatchRows:
         table, y, weight = self.table, self.y, self.table.weight
         kept = kept_rows(weight)
         n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
-        for k in range(n_parts):
-            kept_range = slice(n_kept * k // n_parts, n_kept * (k + 1) // n_parts)
-            n = kept_range.stop - kept_range.start
+        borders = [n_kept * k // n_parts for k in range(n_parts + 1)]
+        if spec.shard.keeps_groups and (keys := self._draw_id_of(spec, slice(0, n_kept))) is not None:
+            borders = next_ends(ends_of(keys), np.array(borders)).tolist()
+        for first, last in pairwise(borders):
+            kept_range, n = slice(first, last), last - first
             if not n:
                 continue
             positions = None
@@ -169,7 +173,7 @@ class BatchRows:
             raw = None
             if self.start_scores is not None or table.offset is not None or spec.warm_start.model is not None:
                 raw = self._raw_scores(spec, positions, kept_range)
-            if k == n_parts - 1:
+            if last == n_kept:
                 self.close_values()
             target = spec.in_unit(y if positions is None else y[..., positions])
             target = compacted(target) if spec.shard.compacts_target else target
@@ -279,7 +283,12 @@ class BatchRows:
         """
         n_rows, layout = self.n_kept, spec.shard.layout
         block_rows = rows_that_fit(code_fields(layout), n_rows)
-        store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
+        place = InFiles(block_rows, root)
+        if spec.shard.keeps_groups:
+            table = self.table
+            sizes = block_sizes(ends_of_parts(table.draw_ids(k, 0) for k in range(table.n_chunks)), block_rows)
+            place = InFiles(max(sizes), root, sizes)
+        store = RowStore(spec.shard.groups(in_memory=False), [n_rows], place)
         try:
             for piece in self.pieces(spec, self.n_threads, block_rows):
                 fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}

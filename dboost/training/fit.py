@@ -33,6 +33,7 @@ from dboost.session.bites import parts_with_rows
 from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
+from dboost.session.row_groups import check_groups, group_runs
 from dboost.session.row_samples import DigitRequest
 from dboost.session.sessions import Sessions, of_roles
 from dboost.session.table_rows import BatchRows
@@ -51,6 +52,7 @@ from dboost.training.plan import (
     ValidationPlan,
     check_boosting,
     check_columns,
+    check_loss_of_groups,
     check_whole_groups,
     check_width,
     fine_bins_of,
@@ -96,6 +98,9 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
     warm_start = request.warm_start.widened(features)
     target = learn_target(request, warm_start, features, sessions)
     parameters = parameters_for(request, warm_start, features, target)
+    if target.loss.targets.groups:
+        check_loss_of_groups(request, parameters, target.loss, sessions.roles)
+        check_groups(sessions.ask(group_runs), target.loss.name)
     held_out = hold_out(request, target, sessions, model_so_far)
     scoring = choose_scoring(request, parameters, target, held_out)
     if request.checkpoint is not None:

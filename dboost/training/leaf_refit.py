@@ -93,6 +93,10 @@ def refit_leaves(
         with interruptible_reading():
             features = load(request, sessions)
             target = learn_target(request, start, features, sessions)
+            if target.loss.targets.groups:
+                raise ParameterError(
+                    f"loss={target.loss.name!r} depends on groups of rows: its leaf values cannot be estimated again"
+                )
             sessions.change(BatchRows.compute_start_scores, start)
             description = describe(request, parameters[-1], target, sessions)
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)

@@ -45,7 +45,7 @@ from dboost.data.columns.labels import Names
 from dboost.data.tables.eval_tables import eval_tables
 from dboost.data.tables.reading import GivenTable
 from dboost.display import number
-from dboost.errors import InputTypeError, ParameterError, warn
+from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.kernels.threads import available_threads
 from dboost.losses import BaseLoss
@@ -61,6 +61,7 @@ from dboost.params import (
     ArcBites,
     EarlyStopping,
     Parameters,
+    is_of_groups,
     make_parameters,
 )
 from dboost.rows.row_sample import HOLD_OUT, derive_seed
@@ -165,11 +166,32 @@ def has_out_of_bag(parameters: Parameters) -> bool:
 
 def check_group(parameters: Parameters) -> None:
     """Raise a ParameterError if nothing in a fit depends on groups of rows."""
-    if not draws_rows(parameters):
+    if not draws_rows(parameters) and not is_of_groups(parameters.loss):
         raise ParameterError(
             "group has no effect on this fit, because no rows are drawn: give subsample or arcbites too, or give group to "
             "dboost.cv or dboost.prepare"
         )
+
+
+def check_loss_of_groups(request: FitRequest, parameters: Parameters, loss: BaseLoss, roles: Sequence[str]) -> None:
+    """Raise an error if rows have no groups, which the loss needs, or if losses of single rows would be needed.
+
+    roles : of the training rows.
+    """
+    role = loss.targets.groups
+    if role not in roles:
+        raise DataError(f"loss={loss.name!r} compares the rows of a group, but the rows have none: give {role}=")
+    uses = {
+        "an offset": "offset" in roles,
+        "a model to continue": request.warm_start.model is not None,
+        "evaluation sets": bool(request.eval_sets) or request.make_validation_plan is not None,
+        "folds": request.fold is not None,
+        "arcbites": parameters.arcbites is not None,
+        "step='line_search'": parameters.step == "line_search",
+    }
+    for use, is_used in uses.items():
+        if is_used:
+            raise ParameterError(f"loss={loss.name!r} depends on whole groups of rows, and does not go together with {use}")
 
 
 def held_out_rows_of(n_rows: int, seed: int) -> DrawnRows:
@@ -703,7 +725,8 @@ def make_plan(
         speculates=policy.order != ANY_ORDER,
         averages=parameters.is_forest,
         compacts_target=all(_is_compiled(part) for part in loss.parts or (loss,)),
-        grouped=rows.grouped and draws_rows(parameters),
+        grouped=rows.grouped and (draws_rows(parameters) or bool(loss.targets.groups)),
+        keeps_groups=bool(loss.targets.groups),
     )
     if parameters.arcbites is not None:
         arcbites = with_bite_count(parameters.arcbites, shard, request.budget, rows.n_rows, rows.most_rows)

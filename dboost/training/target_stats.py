@@ -413,7 +413,8 @@ def _too_large(loss: BaseLoss, mean: float, sizes: Sizes, continues: bool, unit:
 
 def _steepest(loss: BaseLoss, mean: float, sizes: Sizes) -> float:
     """Return about the largest gradient at the best constant, if it depends on the size of the targets; else 1."""
-    if loss.targets.are_classes or len(loss.targets.columns) > 1 or loss.n_outputs > 1:
+    targets = loss.targets
+    if targets.are_classes or targets.groups or len(targets.columns) > 1 or loss.n_outputs > 1:
         return 1.0
     with np.errstate(all="ignore"):
         scores = np.nan_to_num(loss.link.to_raw(np.array([[mean, mean]])), posinf=0.0, neginf=0.0)

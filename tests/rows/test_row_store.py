@@ -59,13 +59,16 @@ def content(store: RowStore, section: int, n_threads: int) -> dict[str, np.ndarr
 @given(
     data=st.data(),
     sizes=st.lists(st.integers(0, 20), min_size=1, max_size=3),
-    block_rows=st.sampled_from([None, 1, 4, 64]),
+    block_rows=st.sampled_from([None, 1, 4, 64, "given"]),
     n_threads=st.integers(1, 3),
 )
 def test_rows_are_what_was_appended(
-    root: Path, data: st.DataObject, sizes: list[int], block_rows: int | None, n_threads: int
+    root: Path, data: st.DataObject, sizes: list[int], block_rows: int | str | None, n_threads: int
 ) -> None:
-    place = None if block_rows is None else InFiles(block_rows, root)
+    place = InFiles(block_rows, root) if isinstance(block_rows, int) else None
+    if block_rows == "given":
+        block_sizes = data.draw(st.lists(st.integers(1, 6), max_size=8))
+        sizes, place = [sum(block_sizes)], InFiles(6, root, tuple(block_sizes))
     n = sum(sizes)
     of = rows(n)
     sections = np.array(data.draw(st.permutations(np.repeat(range(len(sizes)), sizes).tolist())), np.int64)

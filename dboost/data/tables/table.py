@@ -214,13 +214,14 @@ class Table:
         weighed.all_roles = replace(self.all_roles, weight=weight)
         return weighed
 
+    @property
+    def in_partitions(self) -> bool:
+        """Whether the chunks are partitions of the user's data."""
+        return self._rows.in_partitions
+
     def partition_name(self, i: int) -> str:
         """Return the origin of chunk `i`, for messages."""
-        return (
-            f"partition {self.numbers[i]}"
-            if self._rows.in_partitions
-            else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
-        )
+        return f"partition {self.numbers[i]}" if self.in_partitions else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
 
     def place(self, row: int) -> RowPlace:
         """Return the place of a row in the user's data."""
