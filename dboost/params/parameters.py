@@ -1,6 +1,6 @@
 """Parameters of learning: names, defaults, meaning and limits, validated once and then frozen.
 
-`Parameters` is the record that the trainer, the engines and the model file use. Its fields are the table of the parameters: the
+`Parameters` is the record that the fit, its sessions and the model file use. Its fields are the table of the parameters: the
 checks, the signatures of the functions that train and of the estimators, their documentation, the keys of the command line and
 the page of the parameters follow from them. Type checkers need the names a second time (`TreeParameters`).
 

@@ -1,7 +1,7 @@
-"""Statistics of training rows: engines compute them on every shard and merge them.
+"""Statistics of training rows, which sessions compute on ranges of their rows, and the caller merges.
 
-`Engine.map_shards` computes a `Statistic` of ranges of rows that together cover all rows. Two results are merged exactly, and
-in any order (sums of integers, minima). Where a process has many ranges of rows, their results are merged before they are sent;
+`Sessions.statistics` computes a `Statistic` of ranges that together cover all rows. Two results are merged exactly, and in any
+order (sums of integers, minima). Where a process has many ranges of rows, their results are merged before they are sent;
 results of statistics without a merge are small and are sent as they are.
 
 *Residuals.* `leaf_digits`, `leaf_keys`, `leaf_next` and `leaf_clipped` compute statistics of the residuals y - F by leaf of the

@@ -1,16 +1,16 @@
 """The session: everything that one process does for one fit.
 
-A `Session` has batches, which become shards and evaluation sets: a
-`PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
-in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which
+A `Session` has batches, which become training rows and evaluation sets: a `PartitionBatch` while tasks read partitions, then
+`BatchRows`, then `TrainingRows`. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading
+tasks run concurrently. A fit without a cluster has a single session, which
 `local_sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
 not change the gradients.
 
-**Rows are divided among shards**, one for each thread. Each shard has its own histograms, and the session returns their sums.
-Rows that are loaded later, because another worker died, become additional shards.
+**Rows are divided among threads**, a share of the shard for each. Each share has its own histograms, and the session returns
+their sums. Rows that are loaded later, because another worker died, become further training rows with a shard of their own.
 
 **Rows of a host.** Sessions of a host may hand their encoded rows over to one of them, see `encoded_rows`.
 """
@@ -117,7 +117,7 @@ class Session:
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
         self._rows: dict[str, BatchRows] = {}
         self._reported_bytes = 0
-        #: Bytes read by runners that are closed.
+        #: Bytes read by training rows that are closed.
         self._closed_bytes_read = 0
         self.trained: list[TrainingRows] = []
         self._built: set[str] = set()
@@ -537,7 +537,7 @@ class Session:
         Raises
         ------
         MissingPartitions
-            If the runners do not have all rows of the current bite.
+            If the training rows are not all rows of the current bite.
         """
         n_selected = sum(bites.n_selected for bites in self._bites.values())
         if self._bites and n_selected != sum(rows.n_rows for rows in self.trained):

@@ -4,8 +4,8 @@
 implementations: `local_sessions.LocalSessions` calls one session directly, `cluster.training.cluster_sessions.ClusterSessions`
 sends messages to workers, which may be lost and replaced. Nothing else in a fit asks where the rows are.
 
-**Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``sessions.ask(BatchRows.class_counts, 3)``
-returns the answer of each session. A function is a method of `BatchRows` or a function in the module of its subject, and is
+**Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``sessions.ask(class_counts, 3)`` returns
+the answer of each session. A function is a method of `BatchRows` or a function in the module of its subject, and is
 pickled by its name. A change is such a function without an answer, ``sessions.change(BatchRows.encode, target)``. It must be
 idempotent, and is made again on rows that are read again. All sessions receive the same arguments, except for values of each
 row (`row_samples.PerRow`).

@@ -483,7 +483,7 @@ class FitRequest:
     budget: Budget | None = None  # memory that the fit may use in each process
     early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
     learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
-    workers: Any = None  # the workers of a cluster that may take part, see `cluster.client.client`
+    workers: Any = None  # the workers of a cluster that may take part, see `cluster.client.worker_choice`
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     fold: Fold | None = None  # the fold of a cross-validation that is fitted

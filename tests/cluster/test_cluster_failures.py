@@ -74,12 +74,15 @@ def cluster(shared: Processes) -> Processes:
     return shared
 
 
-def test_a_lost_worker_is_reported(cluster: Processes, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loss", [{}, {"loss": "quantile", "quantile": 0.4}], ids=["", "two passes an iteration"])
+def test_a_lost_worker_is_reported(cluster: Processes, loss: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    options = OPTIONS | loss
+    expected = dboost.fit(FRAME, "z", **options).sha256
     pids = cluster.pids()
     victim = min(pids)
     kill = at(5, lambda: os.kill(pids[victim], signal.SIGKILL))
     held = {"held": dd.from_pandas(FRAME.iloc[:600], npartitions=3)}
-    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, eval_set=held, **OPTIONS)
+    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, eval_set=held, **options)
     lost = booster.history.attrs["lost_workers"]
     assert lost == pickle.loads(pickle.dumps(booster)).history.attrs["lost_workers"]
     ((worker, n_partitions, n_rows),) = [(one["worker"], one["partitions"], one["rows"]) for one in lost]
@@ -88,7 +91,7 @@ def test_a_lost_worker_is_reported(cluster: Processes, expected: str, caplog: py
     assert first.startswith(f"worker {victim} was lost after iteration {lost[0]['iteration']}: other workers read its ")
     assert f"of the training data ({n_rows:,} rows) again" in first and lost[0]["iteration"] in (4, 5)
     assert last == "1 worker was lost during the fit, and the result is the same as without the loss"
-    without = dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+    without = dboost.fit(lazily(), "z", client=cluster.client, **options)
     assert without.sha256 == expected and "lost_workers" not in without.history.attrs
 
 

@@ -283,7 +283,7 @@ class ClusterSessions:
 
         answers = self._with_recovery("advance", ask)
         self.connection.attempts.reset(f"iteration {number}")
-        self.connection.iteration = number
+        self.connection.iteration = self.connection.iteration or 0  # loading is over; `FitEvents` counts
         self.trees.apply()
         if self._given_iteration == len(self._given_values):
             self._given_values.append(values)
@@ -345,7 +345,7 @@ class ClusterSessions:
     def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return one result for each range of rows, or for each session."""
         answers = self._with_recovery(
-            "map_shards", lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments)
+            "statistics", lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments)
         )
         return [answer for of_worker in answers.values() for answer in of_worker]
 

@@ -14,7 +14,7 @@ from dboost.training.history import metrics_of
 
 
 class FitEvents:
-    """A callback that logs every iteration. table : the training data."""
+    """A callback that logs every iteration, and tells the connection its number. table : the training data."""
 
     def __init__(self, connection: Connection, table: PartitionedTable) -> None:
         self._connection = connection
@@ -28,6 +28,7 @@ class FitEvents:
 
     def __call__(self, now: Iteration) -> None:
         record = now.record
+        self._connection.iteration = now.iteration
         scores = {name: float(value) for name, (value,) in metrics_of([record]).items()}
         phases = {phase: float(record[f"seconds_{phase}"]) for phase in PHASES}
         progress = {"iteration": now.iteration, "n_iterations": now.n_iterations, "rows": int(record["rows_kept"])}

@@ -8,7 +8,7 @@ rows would be a mixture of old and new ones. So each file has a *stamp* from the
 an object store, or the times of the last changes of a local file. Whoever reads a part of a file compares size and stamp
 afterwards (`unchanged`), and a difference is an error. Workers on other hosts may have copies of the files: there the times
 need not be equal, but a file must not have changed after the listing. Parquet files are also compared by their footers, see
-`data.parquet`.
+`data.sources.parquet`.
 
 **Columns in the names of folders.** ``rows/day=3/part-0.parquet`` has a column `day` if the path is ``rows``: as in pandas and
 polars only folders below the path count. For a glob these are the folders from the first wildcard on, for a file there are
