@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -23,7 +24,6 @@ from distributed import Client
 
 import dboost
 from dboost.data.tables import open_table
-from dboost.files import spool
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.tune import Tune
 
@@ -358,11 +358,8 @@ def test_dictionaries_of_batches_in_files(client: Client, tune: Tune) -> None:
     assert found.boosters == in_memory.boosters
 
 
-def test_an_error_in_the_middle_leaves_no_files(
-    model: dboost.Booster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune
-) -> None:
+def test_an_error_in_the_middle_leaves_no_files(model: dboost.Booster, tmp_path: Path, tune: Tune) -> None:
     tune(stream_in_memory_bytes=0)
-    monkeypatch.setattr(spool, "temporary_root", lambda: tmp_path)
     table = pa.Table.from_pandas(FRAME, preserve_index=False)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -372,7 +369,10 @@ def test_an_error_in_the_middle_leaves_no_files(
                 raise OSError("the source is gone")
             yield batch
 
-    with pytest.raises(OSError, match="the source is gone") as caught:
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        pytest.raises(OSError, match="the source is gone") as caught,
+    ):
         model.partial_dependence(pa.RecordBatchReader.from_batches(table.schema, batches()), "a")
     assert not list(tmp_path.iterdir())
     assert caught.tb is not None  # which refers to what the function had

@@ -352,25 +352,6 @@ def test_no_place_for_temporary_files(tmp_path: Path) -> None:
         open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
 
 
-@pytest.mark.slow
-def test_a_full_disk_names_the_directory(tmp_path: Path) -> None:
-    script = """
-        import resource, signal, sys
-        import dask, dask.array as da, numpy as np
-        from dboost.errors import DBoostError
-        from dboost.data import ReadOptions, open_table
-        dask.config.set({"temporary-directory": sys.argv[1]})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        try:
-            open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), options=ReadOptions(retain_bytes=0))
-        except DBoostError as error:
-            print(error)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
-    assert f"cannot write temporary files in {tmp_path}/dboost-" in done.stdout, done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_truncated_file_is_an_error(temporary: Path) -> None:
     table = open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
     (folder,) = temporary.iterdir()

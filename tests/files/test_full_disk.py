@@ -30,6 +30,7 @@ from dboost.prepared import dataset_files
 from dboost.rows.block_file import BlockFile, Field
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import mixed_frame
+from tests.helpers.places import rows_in_files
 
 ROOT = Path(__file__).parents[2]
 SIZE = 256 * 1024
@@ -92,6 +93,11 @@ def spool(folder: Path) -> None:
         open_table(da.zeros((40_000, 2), chunks=20_000), np.zeros(40_000), options=ReadOptions(retain_bytes=0))
 
 
+def fit_in_files(folder: Path) -> None:
+    with rows_in_files(), dask.config.set({"temporary-directory": str(folder)}):
+        dboost.fit(ROWS, "y", max_iter=2, memory_limit="64MiB", progress=False)
+
+
 def write_part(folder: Path) -> None:
     from dboost.data import RowRoles
     from dboost.data.columns.chunk import BinnedPartition
@@ -112,6 +118,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "lease": write_lease,
     "spool": spool,
     "block file": lambda folder: BlockFile(folder / "rows", [Field("y", "<f8")], 100_000, sealed=False, block_rows=100_000),
+    "rows of a fit": fit_in_files,
     "directory": lambda folder: PrivateDirectory(folder).close(),
 }
 

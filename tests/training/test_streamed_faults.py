@@ -127,37 +127,6 @@ def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A small file system where mounting is permitted; otherwise a limit on the size of files."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-        ).returncode
-    )
-    limit = "" if mounted else "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))"
-    try:
-        process = child(
-            f"""
-            {limit}
-            try:
-                dboost.fit(X, Y, memory_limit="64MiB", max_iter=2)
-            except dboost.DBoostError as error:
-                print(error)
-            """,
-            folder,
-        )
-        out, errors = process.communicate(timeout=300)
-        assert "there is no room for its" in out and "free some space" in out, errors
-        assert list(folder.iterdir()) == []
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
-
-
 UNDER_WAY = """
     def said(now):
         print(now.iteration, flush=True)
