@@ -170,39 +170,6 @@ def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent", [0.0, 4.0], ids=["", "does not answer at first"])
-def test_a_worker_that_joins_is_given_rows(cluster: Processes, silent: float) -> None:
-    rows: dict[str, int] = {}
-    newcomers: set[str] = set()
-    stopped: list[int] = []
-    began: list[float] = []
-
-    def watch(now: dboost.Iteration) -> bool:
-        if now.iteration == 3:
-            known = cluster.addresses()
-            process = cluster.add_worker()
-            cluster.wait_for(lambda: len(cluster.addresses()) == len(known) + 1)
-            if silent:
-                os.kill(process.pid, signal.SIGSTOP)
-                stopped.append(process.pid)
-            began.append(time.monotonic())
-            newcomers.update(cluster.addresses() - known)
-        elif stopped and time.monotonic() - began[0] > silent:
-            os.kill(stopped.pop(), signal.SIGCONT)
-        if now.iteration > 3:
-            time.sleep(0.05)
-            if not stopped:
-                rows.update(cluster.client.run(held_rows))
-        return any(rows.get(one) for one in newcomers) or (bool(began) and time.monotonic() - began[0] > 60)
-
-    with cluster.impatient():
-        dboost.fit(lazily(12), "z", client=cluster.client, callbacks=watch, **OPTIONS | {"max_iter": 3000})
-    (newcomer,) = newcomers
-    assert rows[newcomer] > len(FRAME) / 8 and sum(rows.values()) == len(FRAME)
-    cluster.client.retire_workers([newcomer])
-
-
-@pytest.mark.slow
 def test_tasks_are_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the worker leaves that is to read all partitions: the end of the former tasks does not concern the later ones."""
     receipts, keys = read_tasks._receipts, []
@@ -300,13 +267,8 @@ COMPLAINTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGE)
 def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: str, expected: str) -> None:
-    code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
     before = set(cluster.pids())
-    worker = subprocess.Popen(
-        [sys.executable, "-c", code, cluster.address, "--no-nanny", "--no-dashboard"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    worker = cluster.sabotaged_worker(sabotage)
     try:
         cluster.client.wait_for_workers(len(before) + 1, timeout=60)
         (address,) = set(cluster.client.nthreads()) - before
@@ -341,11 +303,7 @@ main()
 def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected: str) -> None:
     before = cluster.addresses()
     with impatient(cluster.client, "6s"):  # on a busy machine the new worker imports for seconds without answering
-        worker = subprocess.Popen(
-            [sys.executable, "-c", SLOW_START, cluster.address, "--no-nanny", "--no-dashboard"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        worker = cluster.worker_of(SLOW_START)
         try:
             cluster.wait_for(lambda: len(cluster.addresses()) == len(before) + 1)
             (address,) = cluster.addresses() - before
@@ -355,17 +313,6 @@ def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected:
             worker.kill()
             worker.wait()
             cluster.wait_for(lambda: cluster.addresses() == before)
-
-
-def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
-    """Whatever the cause: every advance and the root of every tree compare the number of rows."""
-
-    def lose_rows(dask_worker: Any = None) -> None:
-        for held in dask_worker.plugins["dboost"]._sessions.values():
-            held.trained = held.trained[:-1]
-
-    lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
-    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=lose, **OPTIONS).sha256 == expected
 
 
 @pytest.mark.slow
@@ -535,30 +482,6 @@ def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
 
     assert spare(160).limit == 800
     assert spare(2000).limit == spare(960).limit == 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sabotage", ["no dboost", "a failing plugin"])
-def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
-    code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
-    started: list[subprocess.Popen[bytes]] = []
-
-    def join() -> None:
-        before = cluster.addresses()
-        arguments = [sys.executable, "-c", code, cluster.address, "--no-nanny", "--no-dashboard", "--nthreads", "4"]
-        started.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        cluster.wait_for(lambda: len(cluster.addresses()) > len(before))
-
-    victim = next(iter(cluster.pids().values()))
-    callbacks = [at(3, join), at(6, lambda: os.kill(victim, signal.SIGKILL))]
-    try:
-        booster = dboost.fit(lazily(12), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert booster.sha256 == expected
-    cluster.wait_for(lambda: len(cluster.addresses()) == 2)
 
 
 @pytest.mark.slow

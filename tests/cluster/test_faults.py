@@ -59,6 +59,9 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         ("held-out rows, 3 classes", [Fault("retired", GROW, 2), Fault("joined", GROW, 3)]),
         ("one tree, refitted", [Fault("lost", "statistics", 3), Fault("lost", "advance_to", 4)]),
         ("refit, 2 classes", [Fault("lost", "assign_leaves", 1), Fault("lost", "assign_leaves", 2)]),
+        (PLAIN, [Fault("without rows", GROW, 2), Fault("without rows", GROW, 4)]),
+        (PLAIN, [Fault("joined: no dboost", GROW, 1), Fault("joined: a failing plugin", GROW, 2), Fault("killed", GROW, 3)]),
+        (PLAIN, [Fault("joined late", GROW, 1)]),
     ],
     "messages": [(SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)])],
     "relays": [  # of six sessions and two branches at each, the first is a relay, and the last is below one
@@ -89,6 +92,8 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "advance_to", 4)])],
 }  # fmt: skip
 FAST = [("lines", k) for k in range(2)]
+#: Seconds between iterations, in which newcomers get rows.
+PAUSE = {"joined": 0.3, "joined late": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ FAST = [("lines", k) for k in range(2)]
 def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) -> None:
     struck.warm(case, tmp_path)
     with struck.cluster.impatient(), Faults(struck.cluster, faults) as done:
-        found = struck.fit(case, tmp_path, seconds=0.3 if any(fault.kind == "joined" for fault in faults) else 0.0)
+        found = struck.fit(case, tmp_path, seconds=max(PAUSE.get(fault.kind, 0.0) for fault in faults))
     assert not done.waiting, "the fit has no such call"
     assert_same(found, expected(case))
     last = [event for _, event in struck.cluster.client.get_events("dboost")]

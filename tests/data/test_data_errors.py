@@ -98,7 +98,6 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     # weight and offset
     (lambda: read(X, Y, sample_weight=np.ones((N, 2))), r"sample_weight has shape \(10, 2\)"),
     (lambda: read(X, Y, sample_weight=np.ones(3)), "sample_weight has 3 rows, the data have 10"),
-    (lambda: read(FRAME - 5, Y, sample_weight="a"), "sample_weight 'a' is negative in 10 rows, first in row 0"),
     # partitions
     (lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y"), "partition 1: there is no column 'b'"),
     (lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y", features=["b", "a"]), "partition 1: there is no column 'b'"),
@@ -112,10 +111,6 @@ DATA: list[tuple[Callable[[], Any], str]] = [
         "column 'b' holds numbers in partition 1, but text or categories in partition 0",
     ),
     # categorical_features
-    (
-        lambda: read(FRAME.assign(a="u"), "y", categorical_features=None),
-        "column 'a' holds text or categories, which cannot be made numeric: declare it in categorical_features",
-    ),
     (
         lambda: read(FRAME.assign(a=pd.Categorical(Y)), "y", categorical_features=["b"]),
         "column 'a' holds text or categories, which cannot be made numeric",

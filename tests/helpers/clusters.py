@@ -10,6 +10,7 @@ import random
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -107,6 +108,15 @@ class Processes:
         """Start one more worker, and return its process. arguments : of `dask worker`."""
         nanny = [] if self.nanny else ["--no-nanny"]
         return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
+
+    def sabotaged_worker(self, sabotage: str) -> subprocess.Popen[bytes]:
+        """Start a worker that cannot take part in fits, see `SABOTAGE`; the caller ends it."""
+        return self.worker_of(f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()")
+
+    def worker_of(self, code: str) -> subprocess.Popen[bytes]:
+        """Start a worker by code in a new interpreter; the caller ends it."""
+        command = [sys.executable, "-c", code, self.address, "--no-nanny", "--no-dashboard"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def restart_worker(self, address: str) -> None:
         """Kill a worker, and wait until another one is at the same address."""
@@ -277,9 +287,14 @@ def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
     return {"fits": len(plugin._fits)}
 
 
+def sessions_of(dask_worker: Any) -> list[Any]:
+    """Return the sessions of a worker."""
+    return list(dask_worker.plugins["dboost"]._sessions.values())
+
+
 def held_fits(dask_worker: Any = None) -> int:
     """For `Client.run`: the number of fits that have a session on the worker."""
-    return len(dask_worker.plugins["dboost"]._sessions)
+    return len(sessions_of(dask_worker))
 
 
 def allow_no_failures(dask_scheduler: Any = None) -> None:
@@ -289,18 +304,23 @@ def allow_no_failures(dask_scheduler: Any = None) -> None:
 
 def held_rows(dask_worker: Any = None) -> int:
     """For `Client.run`: the number of rows that a worker trains on, in all its fits."""
-    return sum(holding.n_rows for holding in dask_worker.plugins["dboost"]._sessions.values())
+    return sum(holding.n_rows for holding in sessions_of(dask_worker))
 
 
 def rows_in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: the number of these rows that are in files."""
-    holdings = dask_worker.plugins["dboost"]._sessions.values()
-    return sum(holding.row_places(batch).in_files for holding in holdings for batch in holding._built)
+    return sum(holding.row_places(batch).in_files for holding in sessions_of(dask_worker) for batch in holding._built)
+
+
+def forget_rows(dask_worker: Any = None) -> None:
+    """For `Client.run`: have the sessions of a worker lose a row group."""
+    for holding in sessions_of(dask_worker):
+        holding.trained = holding.trained[:-1]
 
 
 def session_names(dask_worker: Any = None) -> list[str]:
     """For `Client.run`: the names of a worker's sessions."""
-    return [holding.session for holding in dask_worker.plugins["dboost"]._sessions.values()]
+    return [holding.session for holding in sessions_of(dask_worker)]
 
 
 def uses_lines(dask_scheduler: Scheduler) -> list[bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from distributed.core import Status
 from dboost.cluster.client.connection import Connection
 from dboost.session.fit_records import SessionRef
 from dboost.tuning import tuned
-from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin, session_names
+from tests.helpers.clusters import Processes, forget_rows, held_fits, held_rows, scheduler_plugin, session_names
 from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
 from tests.helpers.places import rows_in_files
@@ -67,6 +68,7 @@ class Faults:
         self.joined: set[str] = set()
         self._pids = cluster.pids()
         self._stopped: list[int] = []
+        self._useless: list[subprocess.Popen[bytes]] = []
         self._paused: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
@@ -99,6 +101,9 @@ class Faults:
             thread.join()
         for pid in self._stopped:
             os.kill(pid, signal.SIGKILL)
+        for process in self._useless:
+            process.kill()
+            process.wait()
         cluster = self._cluster
         cluster.wait_for(lambda: cluster.nanny or cluster.addresses() == set(self._pids))
         cluster.client.run(_set_status, "running", on_error="ignore")
@@ -129,15 +134,16 @@ class Faults:
     def strike(self, fault: Fault) -> None:
         """Carry out a fault. If only one worker is left that is not paused, another one joins before."""
         with self._lock:
-            if fault.kind == "joined":
-                self.joined |= self._join()
-            elif len(self._pids.keys() - self._paused) < 2:
+            if fault.kind.startswith("joined"):
+                self._newcomer(fault.kind)
+                return
+            if len(self._pids.keys() - self._paused) < 2:
                 self._join()
             if fault.kind == "all killed":
                 for worker in list(self._pids):
                     self._kill(worker)
                 self._join()
-            elif fault.kind != "joined":
+            else:
                 workers = sorted(self._pids)
                 if fault.victim < 0:
                     workers.sort(key=self._cluster.client.run(held_rows).get)
@@ -151,7 +157,20 @@ class Faults:
                     "paused": self._pause,
                     "retired": self._retire,
                     "given up": self._give_up,
+                    "without rows": self._lose_rows,
                 }[fault.kind](worker)
+
+    def _newcomer(self, kind: str) -> None:
+        """A worker joins: `joined`, `joined late` (it does not answer at first), or with a kind of `SABOTAGE` after a colon."""
+        if sabotage := kind.partition(": ")[2]:
+            known = self._cluster.addresses()
+            self._useless.append(self._cluster.sabotaged_worker(sabotage))
+            self._cluster.wait_for(lambda: len(self._cluster.addresses()) > len(known))
+            return
+        self.joined |= (joined := self._join())
+        if kind == "joined late":
+            self._threads.append(threading.Thread(target=self._hold_up, args=(*joined, 4.0)))
+            self._threads[-1].start()
 
     def _kill(self, worker: str) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -176,11 +195,11 @@ class Faults:
         self._cluster.client.run(_set_status, "paused", workers=[worker])
         self._paused.add(worker)
 
-    def _hold_up(self, worker: str) -> None:
-        """Stop a worker for less than the time after which it is given up."""
+    def _hold_up(self, worker: str, seconds: float = 0.5) -> None:
+        """Stop a worker, by default for less than the time after which it is given up."""
         pid = self._pids[worker]
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(seconds)
         os.kill(pid, signal.SIGCONT)
 
     def _retire(self, worker: str) -> None:
@@ -191,6 +210,10 @@ class Faults:
         """Give up the sessions of a worker, as if its connection were broken; it stays, and may receive its rows again."""
         for name in self._cluster.client.run(session_names, workers=[worker])[worker]:
             self._connection.abandon([SessionRef(worker, name)])
+
+    def _lose_rows(self, worker: str) -> None:
+        """Have a worker forget some rows, whatever the cause: every advance and the root of every tree count them."""
+        self._cluster.client.run(forget_rows, workers=[worker])
 
     def _join(self, *arguments: str) -> set[str]:
         if self._cluster.nanny and not self._pids:

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,12 @@ def _chunks(given: Given) -> None:
     list(dboost.continue_on([rows.pop("data")], **rows, **given.mistake.keywords))
 
 
-def _estimator(given: Given) -> None:
+def _estimator(given: Given, method: str = "fit") -> None:
     mistake, rows = given.mistake, given.rows
     is_classifier = mistake.target == "k" or mistake.options.get("loss") == "log_loss"
     kind = dboost.DBoostClassifier if is_classifier else dboost.DBoostRegressor
     options = {name: value for name, value in mistake.keywords.items() if name not in ("features", "progress")}
-    kind(**options).fit(rows.pop("data"), rows.pop("target"), **rows)
+    getattr(kind(**options), method)(rows.pop("data"), rows.pop("target"), **rows)
 
 
 def _command(given: Given) -> None:
@@ -131,6 +131,9 @@ ENTRANCES: dict[str, Entrance] = {
     "continue_on": Entrance(_chunks, prefix="chunk 1: "),
     "refit_leaves": Entrance(lambda given: _model(given.mistake).refit_leaves(**given.rows), (*OF_ROWS, "features"), OTHERWISE),
     "an estimator": Entrance(_estimator, (*OF_ROWS, "features", "loss", "parameter"), takes=lambda form: form.is_apart),
+    "partial_fit": Entrance(
+        partial(_estimator, method="partial_fit"), (*OF_ROWS, "features", "loss", "parameter"), takes=lambda form: form.is_apart
+    ),
     "a command": Entrance(
         _command,
         prefix="dboost: ",

@@ -8,7 +8,7 @@ the names of roles and the places of rows are those of the form of the table. In
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,14 @@ def _parameter(sentence: str, **options: Any) -> Mistake:
     return Mistake(sentence, options=OPTIONS | options, error=ParameterError)
 
 
+def _identifiers(count: str, make: Callable[[np.ndarray], Any], **options: Any) -> Mistake:
+    """Return a target of so many different values that no model of classes can have them."""
+    many = pd.concat([FRAME] * 56, ignore_index=True)
+    values = make(np.arange(len(many)))
+    sentence = rf"{{k}} has {count} different values, too many for classes \(at most 4,096\)(;|:|,).*"
+    return Mistake(sentence, many.assign(k=values), "k", OPTIONS | options, what="loss")
+
+
 _DATES = pd.date_range("2020", periods=N_ROWS)
 _MISSING = r"contains NaN \(a missing value\) in"
 MISTAKES: dict[str, Mistake] = {
@@ -140,6 +148,9 @@ MISTAKES: dict[str, Mistake] = {
     "class, fractions": _column(
         "loss", "Unknown label type: continuous. A classifier wants classes, .*", options={"loss": "log_loss"}
     ),
+    "class, too many": _identifiers("5,040", lambda numbers: [f"id {k}" for k in numbers]),
+    "class, too many categories": _identifiers("5,040", lambda numbers: pd.Categorical([f"id {k}" for k in numbers])),
+    "class, too many numbers": _identifiers("more than 4,096", lambda numbers: numbers, loss="log_loss"),
     "no target": _names("the data have no column 'z', which was given as target; the columns are 'a', 'b', .*", "z"),
     "no weight": _names(
         "the data have no column 'ww', which was given as sample_weight; did you mean 'w'.", sample_weight="ww"
