@@ -64,6 +64,7 @@ from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback, Iteration
+from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, checked_callbacks, has_out_of_bag
 
 try:
@@ -392,16 +393,9 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         auto = is_auto(settings["max_iter"])
         split = seeds.learning if auto else seeds.split  # as in `dboost.fit`
         policy = EarlyStoppingPolicy(self, split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
-        learning = {field.name: settings[field.name] for field in fields(Parameters)}
-        if settings["boosting"] == FOREST:  # a default of boosting counts as not given
-            defaults = {field.name: field.default for field in fields(Parameters)}
-            learning = {n: value for n, value in learning.items() if n not in FOREST_DEFAULTS or value != defaults[n]}
-        if auto:
-            if not sets and settings["validation_fraction"] is None:
-                raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
-            rate = None if settings["learning_rate"] == Parameters().learning_rate else settings["learning_rate"]
-            learning = with_auto_iterations(learning | {"learning_rate": rate, "early_stopping_rounds": None}, has_rule=True)
-        learning = with_named_constraints(learning | {"loss": self._loss(), "random_state": seeds.learning}, X)
+        if auto and not sets and settings["validation_fraction"] is None:
+            raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
+        learning = self._learning(settings, X) | {"random_state": seeds.learning}
         rows = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
             rows.shaped(learning),
@@ -430,19 +424,34 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         is_scored = sets or policy.stops or has_out_of_bag(request.parameters)
         if settings["eval_metric"] is not None and not is_scored:
             warn("eval_metric has no effect without an eval_set and without early stopping")
+        self._keep(fitted, trained(fitted, request.parameters, start.model, X), start, policy)
+        self._seeds, self._set_names = seeds, (*sets, HELD_OUT, WATCHED)
+        if _has_unknown_names(X):
+            self._set_features_of(self.booster_)
+        return self
+
+    def _learning(self, settings: dict[str, Any], X: Any) -> dict[str, Any]:
+        """Return the parameters of learning other than the seed, with those that ``max_iter="auto"`` or a forest decides."""
+        defaults = {field.name: field.default for field in fields(Parameters)}
+        learning = {name: settings[name] for name in defaults}
+        if settings["boosting"] == FOREST:  # a default of boosting counts as not given
+            learning = {n: value for n, value in learning.items() if n not in FOREST_DEFAULTS or value != defaults[n]}
+        if is_auto(settings["max_iter"]):
+            rate = None if settings["learning_rate"] == defaults["learning_rate"] else settings["learning_rate"]
+            learning = with_auto_iterations(learning | {"learning_rate": rate, "early_stopping_rounds": None}, has_rule=True)
+        return with_named_constraints(learning | {"loss": self._loss()}, X)
+
+    def _keep(self, fitted: FitResult, model: Booster, start: StartingModel, policy: EarlyStoppingPolicy) -> None:
+        """Set the model and its scores."""
         if start.model is None:
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`
             before = getattr(self, "_before", {}) if start.is_own else {}
-        self._set_model(trained(fitted, request.parameters, start.model, X))
-        if _has_unknown_names(X):
-            self._set_features_of(self.booster_)
-        self._set_names = (*sets, HELD_OUT, WATCHED)
-        self._seeds, self._before = seeds, before
+        self._set_model(model)
+        self._before = before
         self.do_early_stopping_ = policy.stops
         self.train_score_ = policy.scores("train", before, fitted.ensemble)
         self.validation_score_ = policy.scores("validation", before, fitted.ensemble)
-        return self
 
     def _settings(self, X: Any) -> dict[str, Any]:
         """Return the arguments of the constructor for a fit on X: checked, without aliases."""
