@@ -513,20 +513,20 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
         model = None if model is None else as_booster(model)
         chunks = _added_rows(chunks, model, keywords.get("source_name"))
     for number, chunk in enumerate(chunks, 1):
-        data, of_chunk, more = chunk, target, {}
+        data, chunk_target, more = chunk, target, {}
         if isinstance(chunk, tuple) and len(chunk) == 2:
             if isinstance(chunk[0], str):
                 data, more = chunk[1], {"source_name": chunk[0]}
             else:
-                data, of_chunk = chunk
-        if of_chunk is None:
+                data, chunk_target = chunk
+        if chunk_target is None:
             raise InputTypeError("continue_on needs a target, or chunks that are pairs (X, y)")
         options = keywords
         if model is None:  # these keywords apply from the second chunk on
             check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))
             options = {name: value for name, value in keywords.items() if name not in _CONTINUING}
         try:
-            model = fit(data, of_chunk, start_from=model, **options | more)
+            model = fit(data, chunk_target, start_from=model, **options | more)
         except DataError as error:
             raise DataError(f"chunk {number}: {error}") from error
         yield model

@@ -157,18 +157,18 @@ class CVResult:
         >>> booster = dboost.fit(frame, "price", max_iter=result.best_iteration)                 # doctest: +SKIP
         >>> result.calibrate(booster, coverage=0.9)                                              # doctest: +SKIP
         """
-        of_fold, learned = self.boosters[0], booster.loss.learned
-        losses = [{k: v for k, v in model.ensemble.loss.items() if k not in learned} for model in (of_fold, booster)]
-        if booster.features != of_fold.features or losses[0] != losses[1]:
+        fold_model, learned = self.boosters[0], booster.loss.learned
+        losses = [{k: v for k, v in model.ensemble.loss.items() if k not in learned} for model in (fold_model, booster)]
+        if booster.features != fold_model.features or losses[0] != losses[1]:
             raise ParameterError(
                 "the model to calibrate has other features or another loss than those of the folds: fit it on the same rows"
             )
         booster.outputs.check_intervals()
         assert self.targets is not None
-        means = _held_out_means(len(self.targets), of_fold.outputs.interval_means, self.held_out)
+        means = _held_out_means(len(self.targets), fold_model.outputs.interval_means, self.held_out)
         is_held_out = ~np.isnan(means.reshape(len(means), -1)).any(axis=1)
         weights = None if self.weights is None else self.weights[is_held_out]
-        base = of_fold.outputs.interval_of_means(means[is_held_out])
+        base = fold_model.outputs.interval_of_means(means[is_held_out])
         return booster.set_calibration(calibrated_by_predictions(self.targets[is_held_out], base, weights, coverage))
 
     @accepts_names_of_intervals
@@ -225,10 +225,10 @@ class CVResult:
         return len(self.states[0].history)
 
     def _repr_html_(self) -> str:
-        of_best = self.summary[self.summary["iteration"] == self.best_iteration]
+        best = self.summary[self.summary["iteration"] == self.best_iteration]
         scores = [
             (metric_name(str(name)), with_spread(mean, std))
-            for name, mean, std in zip(of_best["metric"], of_best["mean"], of_best["std"], strict=True)
+            for name, mean, std in zip(best["metric"], best["mean"], best["std"], strict=True)
         ]
         title = f"dboost.CVResult: {len(self.boosters)} folds, best iteration {self.best_iteration} of {self.n_iterations}"
         return html_card(title, scores)
@@ -404,8 +404,8 @@ class FoldOptions(NamedTuple):
         if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
             return known
         if keys is not None and self.is_kept is not None:
-            of_kept, keys = keys, np.zeros(len(self.is_kept), keys.dtype)
-            keys[self.is_kept] = of_kept
+            kept_keys, keys = keys, np.zeros(len(self.is_kept), keys.dtype)
+            keys[self.is_kept] = kept_keys
         folds = split_rows(
             5 if self.folds is None else self.folds, n_rows, lambda: targets,
             groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
@@ -612,8 +612,8 @@ def cross_validate(
     held_out = rows.held_out_scores([booster.ensemble for booster in boosters], folds)
     predictions = _held_out_means(rows.n_rows, boosters[0].outputs.means, held_out)
     if folded.is_kept is not None:
-        of_kept, predictions = predictions, np.full((len(folded.is_kept), *predictions.shape[1:]), np.nan)
-        predictions[folded.is_kept] = of_kept
+        kept_predictions, predictions = predictions, np.full((len(folded.is_kept), *predictions.shape[1:]), np.nan)
+        predictions[folded.is_kept] = kept_predictions
     if target.classes is not None:
         return result(predictions, states, described, None, rows.weights())
     numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
@@ -689,15 +689,15 @@ def _with_values(
         is_kept = None
     values: dict[str, Any] = {}
     for name, column in named.items():
-        of_rows = _values_of(table, names, column, row_filter, plain_times if name == "time" else np.asarray)
-        rows = slice(None) if is_kept is None or len(is_kept) != len(of_rows) else is_kept
-        if pd.isna(of_rows[rows]).any():
+        row_values = _values_of(table, names, column, row_filter, plain_times if name == "time" else np.asarray)
+        rows = slice(None) if is_kept is None or len(is_kept) != len(row_values) else is_kept
+        if pd.isna(row_values[rows]).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
-        values[name] = np.zeros(len(of_rows), np.int64)
+        values[name] = np.zeros(len(row_values), np.int64)
         if name == "time":
-            values[name][rows] = ranks_in_time(of_rows[rows], name, column)
+            values[name][rows] = ranks_in_time(row_values[rows], name, column)
         else:
-            values[name][rows] = np.unique(of_rows[rows], return_inverse=True)[1]
+            values[name][rows] = np.unique(row_values[rows], return_inverse=True)[1]
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if named and options.features is None else options.features
     return data, division._replace(**values, is_kept=is_kept), features

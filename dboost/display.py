@@ -55,8 +55,8 @@ def with_spread(mean: float, spread: float) -> str:
     if not _LEAST <= exponent < _MOST or abs(mean) >= 10.0**_MOST:
         return f"{number(mean)} ± {number(spread, 2)}"
     decimals = max(1 - exponent, 0)
-    of_mean = max(decimals, 4 - int(f"{mean:.4e}".partition("e")[2])) if mean else decimals
-    return f"{fixed(mean, of_mean)} ± {fixed(round(spread, 1 - exponent), decimals)}"
+    mean_decimals = max(decimals, 4 - int(f"{mean:.4e}".partition("e")[2])) if mean else decimals
+    return f"{fixed(mean, mean_decimals)} ± {fixed(round(spread, 1 - exponent), decimals)}"
 
 
 def counted(n: int, noun: str) -> str:

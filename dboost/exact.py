@@ -268,8 +268,12 @@ def ranks_of(levels: Sequence[Fraction], n_groups: int) -> Ranks:
             parts, whole = (np.array([getattr(level, name) for level in levels]) for name in ("numerator", "denominator"))
             needed, rest = np.divmod(weights.reshape(-1, n_groups) * parts[:, None], whole[:, None])
             return (needed + (rest > 0)).ravel(), (rest == 0).ravel()
-        of_levels = zip(levels, weights.reshape(-1, n_groups).tolist(), strict=True)
-        shares = [divmod(level.numerator * weight, level.denominator) for level, of_level in of_levels for weight in of_level]
+        weighted_levels = zip(levels, weights.reshape(-1, n_groups).tolist(), strict=True)
+        shares = [
+            divmod(level.numerator * weight, level.denominator)
+            for level, level_weights in weighted_levels
+            for weight in level_weights
+        ]
         return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
 
     return ranks
@@ -296,12 +300,12 @@ def _in_window(
             return None
         buckets = Buckets(low, scale, n_buckets)
         weights = window.weights(buckets)
-        of_groups = weights.sum(axis=1)
-        need, met = _ranks(level, of_groups)
+        group_weights = weights.sum(axis=1)
+        need, met = _ranks(level, group_weights)
         find_buckets(weights, need, met, located)
         bucket, _, below, upto, reached = located.T
         ends, rest = met & (upto == need), reached - below
-        most, is_zero = FEW * max(float(of_groups.sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
+        most, is_zero = FEW * max(float(group_weights.sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
         if float(rest.sum()) > most:
             bucket_weight = weights[groups, bucket]
             beside = weights[groups, bucket - 1] + weights[groups, np.minimum(bucket + 1, n_buckets - 1)]
@@ -397,9 +401,9 @@ def find_cut(first: np.ndarray, count: Callable[[int, int, int], np.ndarray], sh
         α, between 0 and 1, both excluded.
     """
     by_exponent = first.reshape(-1, 1 << _BELOW_EXPONENT)
-    of_exponent = by_exponent.sum(axis=1)
-    exponents = np.flatnonzero(of_exponent)
-    sums = [weight << exponent for exponent, weight in zip(exponents.tolist(), of_exponent[exponents].tolist(), strict=True)]
+    exponent_sums = by_exponent.sum(axis=1)
+    exponents = np.flatnonzero(exponent_sums)
+    sums = [weight << exponent for exponent, weight in zip(exponents.tolist(), exponent_sums[exponents].tolist(), strict=True)]
     left = share.numerator * sum(sums) // share.denominator
     for exponent, weight in zip(exponents.tolist(), sums, strict=True):  # noqa: B007
         if weight > left:

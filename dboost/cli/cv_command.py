@@ -87,8 +87,8 @@ def _table(result: dboost.CVResult) -> Table:
     summary = result.summary[result.summary["iteration"] == result.best_iteration]
     scores = result.scores[result.scores["iteration"] == result.best_iteration]
     for name, mean, std in zip(summary["metric"], summary["mean"], summary["std"], strict=True):
-        of_folds = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
-        each = [number(value, 5) for value in of_folds]
+        fold_values = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
+        each = [number(value, 5) for value in fold_values]
         table.columns[-1].min_width = max(table.columns[-1].min_width or 0, *map(len, each))
         table.add_row(metric_name(str(name)), str(result.best_iteration), with_spread(mean, std), " ".join(each))
     return table

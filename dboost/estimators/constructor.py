@@ -149,9 +149,11 @@ _OF_ROWS = (*ROLES, "eval_set", "filter")
 
 def _keywords() -> list[inspect.Parameter]:
     """Return the keywords of the constructor of both estimators."""
-    of_learning = {keyword.name: keyword for keyword in learning_keywords()}
-    of_fit = [parameter for parameter in inspect.signature(fit).parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
-    running = {parameter.name: parameter for parameter in of_fit if parameter.name not in (*of_learning, *_OF_ROWS)}
+    learning_by_name = {keyword.name: keyword for keyword in learning_keywords()}
+    fit_keywords = [
+        parameter for parameter in inspect.signature(fit).parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    running = {parameter.name: parameter for parameter in fit_keywords if parameter.name not in (*learning_by_name, *_OF_ROWS)}
     types = EstimatorParameters.__annotations__
     own_keywords = {
         name: inspect.Parameter(
@@ -159,7 +161,7 @@ def _keywords() -> list[inspect.Parameter]:
         )
         for name, option in OWN.items()
     }
-    return [keyword for keyword in (of_learning | running | own_keywords).values() if keyword.name != "loss"]
+    return [keyword for keyword in (learning_by_name | running | own_keywords).values() if keyword.name != "loss"]
 
 
 def constructor(function: Function) -> Function:

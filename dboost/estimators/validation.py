@@ -149,15 +149,15 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
         labels = ", ".join(map(repr, target.classes))
         raise ParameterError(f"class_weight has a weight of {unknown[0]!r}, which is not one of the classes {labels}")
     try:
-        of_classes = np.array([class_weight.get(label, 1.0) for label in target.classes], np.float64)
+        weight_by_class = np.array([class_weight.get(label, 1.0) for label in target.classes], np.float64)
     except (TypeError, ValueError) as error:
         raise ParameterError(f"class_weight must hold numbers: {error}") from None
-    if not (of_classes > 0).all():
-        culprit = int(np.argmin(of_classes > 0))
+    if not (weight_by_class > 0).all():
+        culprit = int(np.argmin(weight_by_class > 0))
         raise ParameterError(
-            f"class_weight of class {target.classes[culprit]!r} is {number(of_classes[culprit])}, not positive"
+            f"class_weight of class {target.classes[culprit]!r} is {number(weight_by_class[culprit])}, not positive"
         )
-    return of_classes
+    return weight_by_class
 
 
 def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:

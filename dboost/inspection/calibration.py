@@ -169,7 +169,7 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
             f"by={by!r} has more than {MOST_LEVELS:,} values, each of which needs rows of its own: bin it, or leave it out"
         )
     levels = tuple(sorted(sizes.levels, key=sort_key))
-    of_levels = find_quantiles(partial(count, levels), _none_follows, ranks.of_each, len(levels) + 1)[:-1]
+    level_scores = find_quantiles(partial(count, levels), _none_follows, ranks.of_each, len(levels) + 1)[:-1]
     is_known = ranks.is_reached[:-1]
     if not is_known.all():
         few = [repr(level) for level, known in zip(levels, is_known, strict=True) if not known]
@@ -179,7 +179,7 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
             f"needs, and get the margin of all rows: {names}"
         )
     kept = [
-        (level, float(level_margin)) for level, level_margin, known in zip(levels, of_levels, is_known, strict=True) if known
+        (level, float(level_margin)) for level, level_margin, known in zip(levels, level_scores, is_known, strict=True) if known
     ]
     return Calibration(
         coverage,
@@ -315,12 +315,12 @@ def _codes(column: LevelColumn, values: Sequence[np.ndarray], data: Any) -> tupl
         like = (Feature(name, ()),)
         with open_table(data, like=like, extend_categories=True, require_target=False) as table:
             return _codes_of(table), table.features[0].categories or ()
-    of_feature = np.concatenate(values)
-    is_missing = ~np.isfinite(of_feature)
+    feature_values = np.concatenate(values)
+    is_missing = ~np.isfinite(feature_values)
     if column.feature.categories is not None:
-        return np.where(is_missing, -1, of_feature).astype(np.int64), column.feature.categories
-    levels, codes = np.unique(of_feature[~is_missing].astype(np.float64), return_inverse=True)
-    codes_of_rows = np.full(len(of_feature), -1, np.int64)
+        return np.where(is_missing, -1, feature_values).astype(np.int64), column.feature.categories
+    levels, codes = np.unique(feature_values[~is_missing].astype(np.float64), return_inverse=True)
+    codes_of_rows = np.full(len(feature_values), -1, np.int64)
     codes_of_rows[~is_missing] = codes
     return codes_of_rows, tuple((levels + 0.0).tolist())
 
@@ -365,14 +365,14 @@ def _kept_scores(ensemble: Ensemble, outputs: Outputs, rows: GivenRows, column: 
             parts = list(np.ravel(dask_collections.delayed(value)))
             if len(parts) != len(pieces):
                 raise DataError(f"{role} has {len(parts)} partitions, the data have {len(pieces)}")
-            for of_piece, part in zip(roles, parts, strict=True):
-                of_piece[role] = part
+            for piece_roles, part in zip(roles, parts, strict=True):
+                piece_roles[role] = part
     task = partial(_scores_of_partition, outputs, FlatEnsemble(ensemble), ensemble.features, column)
     shared = dask.delayed(task, pure=False, traverse=False)
     with without_graph_warning():
         tasks = [
-            dask.delayed(call)(shared, piece, of_piece, i)
-            for i, (piece, of_piece) in enumerate(zip(pieces, roles, strict=True))
+            dask.delayed(call)(shared, piece, piece_roles, i)
+            for i, (piece, piece_roles) in enumerate(zip(pieces, roles, strict=True))
         ]
         return list(dask.persist(*tasks, scheduler=client))
 

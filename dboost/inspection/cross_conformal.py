@@ -45,13 +45,13 @@ class CrossScores:
 
         held_out : for each fold the positions of its rows, and their scores; weights : float64[n_rows], None for 1.
         """
-        parts, of_rows = [], []
+        parts, row_order = [], []
         for positions, scores in held_out:
             order = np.argsort(scores, kind="stable")
             parts.append(scores[order])
-            of_rows.append(positions[order])
+            row_order.append(positions[order])
         starts = np.cumsum([0, *map(len, parts)])
-        return cls(np.concatenate(parts), None if weights is None else weights[np.concatenate(of_rows)], starts)
+        return cls(np.concatenate(parts), None if weights is None else weights[np.concatenate(row_order)], starts)
 
     def selection(self, coverage: Any) -> Selection:
         """Return what selects the bounds of intervals.

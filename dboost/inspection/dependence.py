@@ -199,9 +199,9 @@ def _of_rows(column: np.ndarray, n_points: int) -> np.ndarray:
     low, high = np.quantile(column, (0.01, 0.99), method="nearest")
     between = distinct[(distinct >= low) & (distinct <= high)]
     n_values = n_points // 2
-    of_rows = np.quantile(column, np.linspace(0.01, 0.99, n_points - n_values), method="nearest")
-    of_values = between[np.round(np.linspace(0, len(between) - 1, n_values + 2)[1:-1]).astype(np.int64)]
-    return np.unique(np.concatenate([of_rows, of_values]))
+    quantiles = np.quantile(column, np.linspace(0.01, 0.99, n_points - n_values), method="nearest")
+    chosen = between[np.round(np.linspace(0, len(between) - 1, n_values + 2)[1:-1]).astype(np.int64)]
+    return np.unique(np.concatenate([quantiles, chosen]))
 
 
 def _of_bins(cuts: np.ndarray, n_points: int) -> np.ndarray:
@@ -496,7 +496,7 @@ def _means(parts: list[Totals]) -> tuple[np.ndarray, np.ndarray]:
     means, counts = [], []
     for at_point in zip(*parts, strict=True):
         totals, amounts, numbers = zip(*at_point, strict=True)
-        means.append([_mean(of_output, amounts) for of_output in zip(*totals, strict=True)])
+        means.append([_mean(output_totals, amounts) for output_totals in zip(*totals, strict=True)])
         counts.append(sum(numbers))
     return np.array(means)[None], np.array(counts)
 
@@ -523,8 +523,8 @@ def _tidy(
     for axis in on:
         name = axis.feature.name
         inner //= len(axis.values)
-        of_point = np.tile(np.repeat(axis.shown, inner), n_points // (inner * len(axis.values)))
-        columns[f"feature {name}" if name in taken else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
+        point_values = np.tile(np.repeat(axis.shown, inner), n_points // (inner * len(axis.values)))
+        columns[f"feature {name}" if name in taken else name] = np.tile(np.repeat(point_values, n_outputs), n_rows)
     if n_outputs > 1:
         classes = np.empty(n_outputs, object)
         classes[:] = names
@@ -578,9 +578,9 @@ def interaction_strength(
         # Features that share no path in any tree are additive, up to rounding.
         together = _centered(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
         left_over = together - alone[i] - alone[j] if {i, j} in on_one_path else np.zeros_like(together)
-        for k, of_class in enumerate(ensemble.outputs.names):
+        for k, class_name in enumerate(ensemble.outputs.names):
             h = _root_share(left_over[:, k], together[:, k])
-            rows.append({"feature_1": names[i], "feature_2": names[j], axis: of_class, "h": h})
+            rows.append({"feature_1": names[i], "feature_2": names[j], axis: class_name, "h": h})
     frame = pd.DataFrame(rows).sort_values("h", ascending=False, kind="stable", ignore_index=True)
     return frame if ensemble.n_outputs > 1 else frame.drop(columns=axis)
 

@@ -94,9 +94,9 @@ def _totals(ensemble: Ensemble, kind: str) -> np.ndarray:
     for t, tree in enumerate(ensemble.trees):
         split = np.flatnonzero(tree.feature >= 0)
         amount = {"friedman": tree.gain, "gain": tree.gain, "cover": tree.cover, "count": None}[kind]
-        of_split = np.ones(len(split)) if amount is None else amount[split]
-        of_features = np.bincount(tree.feature[split], of_split, len(ensemble.features))
-        totals[:, ensemble.outputs_of(t)] += of_features[:, None] / ensemble.width
+        split_amounts = np.ones(len(split)) if amount is None else amount[split]
+        feature_totals = np.bincount(tree.feature[split], split_amounts, len(ensemble.features))
+        totals[:, ensemble.outputs_of(t)] += feature_totals[:, None] / ensemble.width
     return totals
 
 
@@ -195,11 +195,11 @@ class _Scorer:
         self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)
         # Magnitudes on the unchanged data; the exact sums have spare bits for numbers a thousand times larger.
         magnitudes = []
-        for of_output in zip(*(rows.parts() for rows in self._rows(None, None)), strict=True):
-            largest_loss = max(float(np.abs(rows.loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in of_output)
-            of_rows = np.concatenate([rows.target for rows in of_output], axis=-1)
-            largest_error = float(np.abs(of_rows - of_rows.mean()).max(initial=0.0))
-            magnitudes.append((largest_loss, max(largest_error, 1.0 if of_output[0].loss.targets.are_classes else 0.0)))
+        for output_rows in zip(*(rows.parts() for rows in self._rows(None, None)), strict=True):
+            largest_loss = max(float(np.abs(rows.loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in output_rows)
+            targets = np.concatenate([rows.target for rows in output_rows], axis=-1)
+            largest_error = float(np.abs(targets - targets.mean()).max(initial=0.0))
+            magnitudes.append((largest_loss, max(largest_error, 1.0 if output_rows[0].loss.targets.are_classes else 0.0)))
         max_weight = 1.0 if table.weight is None else float(table.weight.max())
         self._size = LossMagnitude.of(magnitudes, max_weight, table.n_rows)
 

@@ -147,9 +147,9 @@ def _some_rows(
     columns: list[int] | None = None,
 ) -> tuple[np.ndarray, Block]:
     """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
-    of_block: dict[Key, np.ndarray] = {}
+    positions_by_block: dict[Key, np.ndarray] = {}
     pick: Callable[[Key, Block], tuple[Key, int, Block]] = partial(
-        _picked, of_block, slice(None) if columns is None else columns
+        _picked, positions_by_block, slice(None) if columns is None else columns
     )
     data = rows_with_roles(data, ensemble, roles)
     if in_parts(data):
@@ -157,7 +157,7 @@ def _some_rows(
         numbers = choose(sum(length for _, length in counted))
         start = 0
         for key, length in counted:
-            of_block[key] = _within(numbers, start, length)
+            positions_by_block[key] = _within(numbers, start, length)
             start += length
         chosen = over_blocks(data, ensemble, pick, roles)
         _check_same(dict(counted), {key: length for key, length, _ in chosen})
@@ -168,7 +168,7 @@ def _some_rows(
             raise DataError("inspect: the data have no rows")
         numbers, picked = choose(n), []
         for first, block in blocks:
-            of_block[0, first] = _within(numbers, first, len(block))
+            positions_by_block[0, first] = _within(numbers, first, len(block))
             picked.append(pick((0, first), block)[-1])
     weights = [block.weight for block in picked if block.weight is not None]
     offsets = [block.offset for block in picked if block.offset is not None]
@@ -231,7 +231,7 @@ def _values_of(role: str, column: Any, n_rows: int) -> np.ndarray:
 
 def _with_values(block: Block, values: Sequence[np.ndarray | None], rows: slice) -> Block:
     """Return a block with values of roles that are no columns. rows : of the block in the table."""
-    weight, offset = (None if of_role is None else of_role[rows] for of_role in values)
+    weight, offset = (None if role_values is None else role_values[rows] for role_values in values)
     return Block(block.block, block.weight if weight is None else weight, block.offset if offset is None else offset)
 
 

@@ -126,21 +126,21 @@ def lay_out(ensemble: Ensemble, background: np.ndarray | None = None, *, pairs: 
     trees = ensemble.trees
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
     levels = [ensemble.features[column].categories for column in used]
-    n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
+    n_levels = np.array([-1 if column_levels is None else len(column_levels) for column_levels in levels], np.int64)
     ends = np.cumsum([0, *((tree.feature >= 0).sum() for tree in trees)])
     splits, edges = np.zeros(ends[-1], kernels.SPLIT), np.zeros((ends[-1], 2), kernels.EDGE)
     sets, n_words = [np.zeros(1, np.uint32)], 1
     for tree, first in zip(trees, ends, strict=False):
         nodes = np.flatnonzero(tree.feature >= 0)
         children, share = np.stack([tree.left[nodes], tree.right[nodes]], axis=1), shares(tree)
-        of_tree, of_edges = splits[first : first + len(nodes)], edges[first : first + len(nodes)]
-        of_tree["place"], of_tree["into"] = np.searchsorted(used, tree.feature[nodes]), _edges_into_splits(tree)
-        of_tree["threshold"], of_tree["missing_left"] = tree.threshold[nodes], tree.missing_left[nodes]
-        of_edges["fraction"] = share[children]
-        of_edges["value"] = np.where(tree.feature[children] < 0, tree.value[children], 1.0)
-        for i in np.flatnonzero(n_levels[of_tree["place"]] >= 0):
-            of_tree["word"][i] = n_words
-            sets.append(_left_words(tree, int(nodes[i]), int(n_levels[of_tree["place"][i]])))
+        tree_splits, tree_edges = splits[first : first + len(nodes)], edges[first : first + len(nodes)]
+        tree_splits["place"], tree_splits["into"] = np.searchsorted(used, tree.feature[nodes]), _edges_into_splits(tree)
+        tree_splits["threshold"], tree_splits["missing_left"] = tree.threshold[nodes], tree.missing_left[nodes]
+        tree_edges["fraction"] = share[children]
+        tree_edges["value"] = np.where(tree.feature[children] < 0, tree.value[children], 1.0)
+        for i in np.flatnonzero(n_levels[tree_splits["place"]] >= 0):
+            tree_splits["word"][i] = n_words
+            sets.append(_left_words(tree, int(nodes[i]), int(n_levels[tree_splits["place"][i]])))
             n_words += len(sets[-1])
     first_of = np.repeat(ends[:-1], np.diff(ends))
     links = _Links(splits["place"], splits["into"], first_of)
@@ -220,11 +220,11 @@ class _Links:
         lower = [self._place]
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for splits, at, parents in self._climb():
-            of_edge = self._place[parents]
-            is_last = ~np.any([places[splits] == of_edge for places in lower], axis=0)
+            edge_place = self._place[parents]
+            is_last = ~np.any([places[splits] == edge_place for places in lower], axis=0)
             parts.append((splits[is_last], at[is_last], parents[is_last]))
             seen = np.full(len(self._place), -1, np.int64)
-            seen[splits] = of_edge
+            seen[splits] = edge_place
             lower.append(seen)
         n = len(self._place)
         if not parts:
@@ -252,11 +252,11 @@ def _lay_out_paths(
             if not m:
                 continue
             n_points = (m + 1) // 2
-            of_path = np.array([index_of[int(j)] for j in path.features])
+            path_columns = np.array([index_of[int(j)] for j in path.features])
             for value, of_elements in _versions(path, answers):
                 paths.append((n_elements, n_elements + m, n_points * (n_points - 1) // 2, value))
                 edges.append(path.edges)
-                columns.append(of_path)
+                columns.append(path_columns)
                 z.append(of_elements)
                 n_elements += m
         ends.append(len(paths))
@@ -386,8 +386,8 @@ class Shapley:
         if len(forest.columns) == len(self._ensemble.features):
             return sums
         values = np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
-        of_used_features: Any = (slice(None), *np.ix_(*(forest.columns,) * n_axes))
-        values[of_used_features] = sums
+        used: Any = (slice(None), *np.ix_(*(forest.columns,) * n_axes))
+        values[used] = sums
         return values
 
 

@@ -58,8 +58,8 @@ def convert_tree(tree: ImportedTree, name: str) -> Tree:
         If the nodes do not form a tree.
     """
     n = len(tree.feature)
-    of_nodes = (value for name, value in vars(tree).items() if name != "categories")
-    if any(len(values) != n for values in of_nodes):
+    node_arrays = (value for name, value in vars(tree).items() if name != "categories")
+    if any(len(values) != n for values in node_arrays):
         raise ParameterError(f"{name} is damaged: the arrays of a tree differ in length")
     if any(len(array) and (array.min() < -(2**31) or array.max() >= 2**31) for array in (tree.feature, tree.left, tree.right)):
         raise ParameterError(f"{name} is damaged: a tree has numbers of nodes or features beyond 32 bits")
@@ -124,12 +124,14 @@ def assemble_imported(
     if n_outputs == 2 and are_classes:
         trees = [(0 if output in (0, 1) else output, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
-    of_output: list[list[Tree]] = [[] for _ in range(n_outputs // width)]
+    trees_by_output: list[list[Tree]] = [[] for _ in range(n_outputs // width)]
     for output, tree in trees:
-        if not 0 <= output < len(of_output):
-            raise ParameterError(f"the model of {library} is damaged: a tree is of output {output}, there are {len(of_output)}")
-        of_output[output].append(tree)
-    if len({len(trees_of_class) for trees_of_class in of_output}) > 1:
+        if not 0 <= output < len(trees_by_output):
+            raise ParameterError(
+                f"the model of {library} is damaged: a tree is of output {output}, there are {len(trees_by_output)}"
+            )
+        trees_by_output[output].append(tree)
+    if len({len(trees_of_class) for trees_of_class in trees_by_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
     if n_targets > 1:
         kind: losses.BaseLoss = losses.PerOutput(
@@ -138,7 +140,7 @@ def assemble_imported(
     else:
         kind = losses.by_name(loss, max(2, n_outputs), **options)
     classes = tuple(range(max(2, n_outputs))) if kind.targets.are_classes else None
-    n_iterations = len(of_output[0])
+    n_iterations = len(trees_by_output[0])
     source: dict[str, Any] = {"label": library, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}
     ensemble = Ensemble(
         features=features,
@@ -147,7 +149,7 @@ def assemble_imported(
         classes=classes,
         classes_dtype=None if classes is None else "int64",
         baseline=baseline.astype(np.float64),
-        trees=tuple(tree for iteration in zip(*of_output, strict=True) for tree in iteration),
+        trees=tuple(tree for iteration in zip(*trees_by_output, strict=True) for tree in iteration),
         sources=(source | {"parameters": {}, "data_digest": None},),
         width=width,
     )

@@ -101,13 +101,17 @@ def numbers_of_levels(feature: Feature) -> np.ndarray:
 def as_numbers(block: np.ndarray, features: tuple[Feature, ...]) -> np.ndarray:
     """Replace the codes of levels in a block of `dboost.data.feature_block` by the numbers of the levels."""
     numbers = {j: numbers_of_levels(feature) for j, feature in enumerate(features) if feature.is_categorical}
-    changed = {j: of_levels for j, of_levels in numbers.items() if not np.array_equal(of_levels, np.arange(len(of_levels)))}
+    changed = {
+        j: numbers_by_level
+        for j, numbers_by_level in numbers.items()
+        if not np.array_equal(numbers_by_level, np.arange(len(numbers_by_level)))
+    }
     if changed:
         block = block.copy()
-    for j, of_levels in changed.items():
+    for j, numbers_by_level in changed.items():
         codes = block[:, j]
-        known = (codes >= 0) & (codes < len(of_levels))
-        codes[known] = of_levels[codes[known].astype(np.int64)]
+        known = (codes >= 0) & (codes < len(numbers_by_level))
+        codes[known] = numbers_by_level[codes[known].astype(np.int64)]
         codes[~known] = np.nan
     return block
 

@@ -125,17 +125,17 @@ def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str,
     if kind not in _OBJECTIVES or "sqrt" in settings:
         objective = " ".join([kind, *settings])
         raise ParameterError(f"{name} was trained with objective {objective!r}, for which dboost has no loss")
-    of_training = dict(
+    training_names = dict(
         line[1:-1].split(": ", 1) for line in rest.splitlines() if line.startswith("[") and ": " in line and line.endswith("]")
     )
     loss = _OBJECTIVES[kind]
     options: dict[str, Any] = {}
     if loss == "quantile":
-        options["quantile"] = float(of_training["alpha"])
+        options["quantile"] = float(training_names["alpha"])
     elif loss == "huber":
-        options["delta"] = float(of_training["alpha"])
+        options["delta"] = float(training_names["alpha"])
     elif loss == "tweedie":
-        options["tweedie_power"] = float(of_training["tweedie_variance_power"])
+        options["tweedie_power"] = float(training_names["tweedie_variance_power"])
     sigmoid = [float(setting[8:]) for setting in settings if setting.startswith("sigmoid:")]
     return loss, options, sigmoid[0] if sigmoid else 1.0
 
@@ -149,16 +149,16 @@ def _features(
         j: {int(code) for code in info.split(":")} for j, info in enumerate(infos) if info != "none" and info[0] not in "[@"
     }
     for tree in trees:
-        for column, of_split in _sets(tree).values():
-            codes.setdefault(column, set()).update(of_split.tolist())
+        for column, split_levels in _sets(tree).values():
+            codes.setdefault(column, set()).update(split_levels.tolist())
     check_levels(levels, [names[j] for j in codes], "LightGBM")
     stored = [line[len("pandas_categorical:") :] for line in rest.splitlines() if line.startswith("pandas_categorical:")]
-    of_frame = json.loads(stored[-1]) if stored else None
+    frame_levels = json.loads(stored[-1]) if stored else None
     unnamed = [j for j in sorted(codes) if names[j] not in levels]
-    if of_frame and len(of_frame) != len(unnamed):
+    if frame_levels and len(frame_levels) != len(unnamed):
         raise ParameterError(
             f"{name} has {len(unnamed)} categorical columns ({', '.join(names[j] for j in unnamed)}) "
-            f"but levels of {len(of_frame)}: give levels={{name: [...]}}, in the order of their codes, or their number, "
+            f"but levels of {len(frame_levels)}: give levels={{name: [...]}}, in the order of their codes, or their number, "
             "for those that were no pandas categories"
         )
     features, literal_columns = [], set[int]()
@@ -167,8 +167,8 @@ def _features(
             features.append(Feature(column_name))
         elif column_name in levels:
             features.append(Feature(column_name, levels_of(column_name, levels[column_name])))
-        elif of_frame:
-            features.append(Feature(column_name, levels_of(column_name, of_frame[unnamed.index(j)])))
+        elif frame_levels:
+            features.append(Feature(column_name, levels_of(column_name, frame_levels[unnamed.index(j)])))
         else:
             features.append(Feature(column_name, tuple(sorted(code for code in codes[j] if code >= 0))))
             literal_columns.add(j)

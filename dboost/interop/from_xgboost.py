@@ -267,16 +267,16 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
         right = categories[first : first + size]
         if not 0 <= node < len(feature) or first < 0 or len(right) != size:
             raise ValueError(f"the categories of node {node} do not fit the tree")
-        of_feature = features[feature[node]]
-        check_codes(of_feature.name, right, len(of_feature.categories or ()))
-        sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.categories or ())), right)
+        node_features = features[feature[node]]
+        check_codes(node_features.name, right, len(node_features.categories or ()))
+        sets[int(node)] = np.setdiff1d(np.arange(len(node_features.categories or ())), right)
     right, value = _integers(tree, "right_children"), condition.astype(np.float64)
     if width > 1:  # the right child of a leaf is its number
-        is_leaf, of_leaves = left < 0, np.asarray(tree["leaf_weights"], np.float64).astype(np.float32).reshape(-1, width)
-        if not ((right[is_leaf] >= 0) & (right[is_leaf] < len(of_leaves))).all():
+        is_leaf, leaf_weights = left < 0, np.asarray(tree["leaf_weights"], np.float64).astype(np.float32).reshape(-1, width)
+        if not ((right[is_leaf] >= 0) & (right[is_leaf] < len(leaf_weights))).all():
             raise ValueError("a leaf is none of the leaf_weights")
         value = np.zeros((len(left), width))
-        value[is_leaf] = of_leaves[right[is_leaf]]
+        value[is_leaf] = leaf_weights[right[is_leaf]]
         right[is_leaf] = -1
         cover = cover / width
     threshold = last_below(condition)

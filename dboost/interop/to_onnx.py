@@ -115,21 +115,21 @@ def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: 
         ]
     classes: list[Any] = list(ensemble.classes or ())
     if all(isinstance(level, bool) for level in classes):
-        of_labels = TensorProto.BOOL
+        label_type = TensorProto.BOOL
     elif all(isinstance(level, int) for level in classes):
         if max(classes) >= 2**63:
             raise ParameterError(f"class {max(classes)} exceeds the integers of 64 bits that ONNX has for labels")
-        of_labels = TensorProto.INT64
+        label_type = TensorProto.INT64
     elif all(isinstance(level, int | float) for level in classes):
-        of_labels, classes = TensorProto.DOUBLE, [float(level) for level in classes]
+        label_type, classes = TensorProto.DOUBLE, [float(level) for level in classes]
     else:
-        of_labels, classes = TensorProto.STRING, [str(level).encode() for level in classes]
-    constants.append(helper.make_tensor("classes", of_labels, [len(classes)], classes))
+        label_type, classes = TensorProto.STRING, [str(level).encode() for level in classes]
+    constants.append(helper.make_tensor("classes", label_type, [len(classes)], classes))
     nodes += [
         helper.make_node("ArgMax", ["probabilities"], ["most_probable"], axis=1, keepdims=0),
         helper.make_node("Gather", ["classes", "most_probable"], ["label"]),
     ]
-    return of_labels
+    return label_type
 
 
 def _doubles(helper: Any, values: Any) -> Any:

@@ -124,7 +124,9 @@ class MetricReduction:
         """Return the metric of an evaluation set, and its values for single outputs, by column of the history."""
         values = [self.finish(statistic)]
         if self.outputs:
-            values += [metric.finish(of_output) for (_, metric), of_output in zip(self.outputs, statistic, strict=True)]
+            values += [
+                metric.finish(output_statistic) for (_, metric), output_statistic in zip(self.outputs, statistic, strict=True)
+            ]
         return dict(zip(self.columns(eval_set), values, strict=True))
 
     @property

@@ -140,8 +140,8 @@ def ranking_metric(name: str, *, classes: bool) -> MetricReduction:
     if at and not (digits.isascii() and digits.isdigit() and int(digits) > 0):
         raise ParameterError(f"eval_metric {name!r}: k in {kind}@k must be a positive integer, as in {kind}@10")
     k = int(digits) if at else _ALL
-    of_ndcg = kind == "ndcg"
-    chunk, finish = partial(_chunk, k, of_ndcg, classes), partial(_finish, name, k, _ndcg if of_ndcg else _map)
+    is_ndcg = kind == "ndcg"
+    chunk, finish = partial(_chunk, k, is_ndcg, classes), partial(_finish, name, k, _ndcg if is_ndcg else _map)
     return MetricReduction(name, True, chunk, partial(_merge, k), finish)
 
 
@@ -372,15 +372,15 @@ def _f1_macro(confusion: np.ndarray) -> float:
 
 
 def _f1_weighted(confusion: np.ndarray) -> float:
-    of_class = confusion.sum(axis=1)
-    return float((_f1_by_class(confusion) * of_class).sum() / of_class.sum())
+    class_rows = confusion.sum(axis=1)
+    return float((_f1_by_class(confusion) * class_rows).sum() / class_rows.sum())
 
 
 def _balanced_accuracy(confusion: np.ndarray) -> float:
     """Return the mean recall of the classes that occur."""
-    of_class = confusion.sum(axis=1)
-    occurs = of_class > 0
-    return float((np.diag(confusion)[occurs] / of_class[occurs]).mean())
+    class_rows = confusion.sum(axis=1)
+    occurs = class_rows > 0
+    return float((np.diag(confusion)[occurs] / class_rows[occurs]).mean())
 
 
 def _zero_one_loss(confusion: np.ndarray) -> float:
@@ -402,7 +402,8 @@ def _scores_of_classes(rows: ScoredRows) -> list[_ByScore]:
     """Return the distinct probabilities of each class, against all other classes."""
     weight, probability = _class_weights(rows), prediction_of(rows)
     return [
-        _by_score(of_class, weight * (rows.target != k), weight * (rows.target == k)) for k, of_class in enumerate(probability)
+        _by_score(class_probability, weight * (rows.target != k), weight * (rows.target == k))
+        for k, class_probability in enumerate(probability)
     ]
 
 
@@ -429,7 +430,7 @@ def _roc_auc(counts: _ByScore) -> float:
 def _roc_auc_of_classes(counts: list[_ByScore]) -> float:
     """Return the mean of the areas of each class against all others, weighted by class."""
     weights = np.array([ones.sum() for _, _, ones in counts])
-    areas = np.array([_roc_auc(of_class) for of_class in counts])
+    areas = np.array([_roc_auc(class_counts) for class_counts in counts])
     return float((areas * weights).sum() / weights.sum())
 
 

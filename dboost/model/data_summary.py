@@ -74,10 +74,10 @@ class Distribution:
     def of_codes(cls, values: np.ndarray, n_levels: int) -> Distribution:
         """Return the distribution of codes of categories (float64[n], NaN where missing)."""
         present = values[~np.isnan(values)].astype(np.int64)
-        of_level = np.bincount(present, minlength=n_levels)
-        frequent = np.argsort(-of_level, kind="stable")[:LEVELS]
-        codes = np.sort(frequent[of_level[frequent] > 0])
-        counts = np.append(of_level[codes], of_level.sum() - of_level[codes].sum())
+        level_counts = np.bincount(present, minlength=n_levels)
+        frequent = np.argsort(-level_counts, kind="stable")[:LEVELS]
+        codes = np.sort(frequent[level_counts[frequent] > 0])
+        counts = np.append(level_counts[codes], level_counts.sum() - level_counts[codes].sum())
         return cls(counts.astype(np.int64), len(values) - len(present), codes=codes, n_levels=n_levels)
 
     def tally(self, values: np.ndarray) -> np.ndarray:
@@ -202,8 +202,8 @@ class Summary:
         n_classes : int or None
         """
         columns = [*values.T, *scores.T, target]
-        of_features = [None if feature.categories is None else len(feature.categories) for feature in features]
-        n_levels = [*of_features, *(None for _ in scores.T), n_classes]
+        level_numbers = [None if feature.categories is None else len(feature.categories) for feature in features]
+        n_levels = [*level_numbers, *(None for _ in scores.T), n_classes]
         numbers = [
             np.sort(column[~np.isnan(column)]) if levels is None else None
             for column, levels in zip(columns, n_levels, strict=True)

@@ -681,7 +681,7 @@ class _Forest:
         self.columns = np.concatenate([used[~is_categorical], used[is_categorical]])
         self.n_numeric = int((~is_categorical).sum())
         levels = [features[column].categories or () for column in self.columns[self.n_numeric :]]
-        self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
+        self.n_levels = np.array([len(column_levels) for column_levels in levels], np.uint32)
         index_of = np.zeros(len(features), np.int64)
         index_of[self.columns] = np.arange(len(self.columns))
         self.column_index = np.where(self.is_leaf, 0, index_of[self.feature] if n else 0)

@@ -107,9 +107,9 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     _check(type(entries["averages"]) is bool, "averages is neither true nor false")
     trees = tuple(_tree(tree, number, features, width) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
     check_trees(trees, features, width)
-    n_trees, of_iteration = len(trees) if n_trees is None else n_trees, len(baseline) // width
-    _check(n_trees % of_iteration == 0, f"{n_trees} trees do not make whole iterations of {of_iteration}")
-    n_iterations, best = n_trees // of_iteration, entries["best_iteration"]
+    n_trees, trees_per_iteration = len(trees) if n_trees is None else n_trees, len(baseline) // width
+    _check(n_trees % trees_per_iteration == 0, f"{n_trees} trees do not make whole iterations of {trees_per_iteration}")
+    n_iterations, best = n_trees // trees_per_iteration, entries["best_iteration"]
     _check(
         best is None or (type(best) is int and 0 <= best <= n_iterations), "best_iteration is not a number of its iterations"
     )
@@ -209,8 +209,8 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
     if not trees:
         return
     sizes = np.array([tree.n_nodes for tree in trees])
-    of_leaf = () if width == 1 else (width,)
-    _check(all(tree.value.shape[1:] == of_leaf for tree in trees), f"a tree has not {width} values per leaf")
+    leaf_shape = () if width == 1 else (width,)
+    _check(all(tree.value.shape[1:] == leaf_shape for tree in trees), f"a tree has not {width} values per leaf")
     joined = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
     has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
     number = np.repeat(np.arange(len(trees)), sizes)
@@ -313,9 +313,9 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     edges = _sequence(value, "edges")
     _check(len(edges) in (0, len(features)), f"there are edges for {len(edges)} of {len(features)} features")
     parsed: list[np.ndarray | None] = []
-    for feature, of_feature in zip(features, edges, strict=bool(edges)):
-        _check((of_feature is None) == feature.is_categorical, f"the edges and kind of {feature.name!r} do not fit")
-        parsed.append(None if of_feature is None else _floats(of_feature, f"edges of {feature.name!r}"))
+    for feature, feature_edges in zip(features, edges, strict=bool(edges)):
+        _check((feature_edges is None) == feature.is_categorical, f"the edges and kind of {feature.name!r} do not fit")
+        parsed.append(None if feature_edges is None else _floats(feature_edges, f"edges of {feature.name!r}"))
         ascend = parsed[-1] is None or bool((np.diff(parsed[-1]) > 0).all() and not np.isnan(parsed[-1]).any())
         _check(ascend, f"edges of {feature.name!r} do not ascend")
     return tuple(parsed)
@@ -336,8 +336,8 @@ def _losses(value: dict[str, Any], n_outputs: int) -> dict[str, Any]:
     _shape(value, _LOSSES, "loss")
     losses, names, targets = value["losses"], value["outputs"], value.get("targets", value["outputs"])
     columns = value.get("columns", list(range(n_outputs)))
-    for kind, of_outputs in (("losses", losses), ("names", names), ("columns", columns)):
-        _check(len(of_outputs) == n_outputs, f"there are {len(of_outputs)} {kind} for {n_outputs} outputs")
+    for kind, output_values in (("losses", losses), ("names", names), ("columns", columns)):
+        _check(len(output_values) == n_outputs, f"there are {len(output_values)} {kind} for {n_outputs} outputs")
     _check(len(set(names)) == n_outputs, "two outputs have one name")
     _check(set(columns) == set(range(len(targets))), "the columns of the outputs are not those of the targets")
     for loss in losses:
@@ -546,15 +546,15 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         If the content is not a valid model.
     """
     is_compact = data.startswith(_MAGIC)
-    of_version, of_digest = _COMPACT_LINES if is_compact else _JSON_LINES
-    first_lines = of_version.match(data)
+    version_pattern, digest_pattern = _COMPACT_LINES if is_compact else _JSON_LINES
+    first_lines = version_pattern.match(data)
     if first_lines is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
     if (version := int(first_lines[1])) > VERSION:
         raise ModelFileError(
             f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
         )
-    digest_line = of_digest.match(data, first_lines.end())
+    digest_line = digest_pattern.match(data, first_lines.end())
     if digest_line is None:
         raise ModelFileError(f"{name} is damaged or cut short: the line with its checksum cannot be read")
     content = data[digest_line.end() :]

@@ -276,10 +276,10 @@ class ClassOutputs(Outputs):
         return k, self.classes[k]
 
     def label(self, scale: str = "raw") -> str:
-        of_second = "" if self.n > 1 else f" of {self.names[0]}"
+        second_text = "" if self.n > 1 else f" of {self.names[0]}"
         if scale == "prediction" or self.loss.link.are_probabilities:
-            return f"probability{of_second}"
-        return f"log odds{of_second}" if self.n == 1 and self.loss.link.factor == 1.0 else f"raw score{of_second}"
+            return f"probability{second_text}"
+        return f"log odds{second_text}" if self.n == 1 and self.loss.link.factor == 1.0 else f"raw score{second_text}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -279,12 +279,12 @@ def _thrift(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         size, at = _varint(data, at)
         return data[at : at + size], at + size
     if kind in (9, 10):
-        size, of_items, at = data[at] >> 4, data[at] & 15, at + 1
+        size, item_type, at = data[at] >> 4, data[at] & 15, at + 1
         if size == 15:
             size, at = _varint(data, at)
         items = []
         for _ in range(size):
-            item, at = _thrift(data, at, of_items)
+            item, at = _thrift(data, at, item_type)
             items.append(item)
         return items, at
     refuse(kind not in (1, 2, 3, 7), f"its footer has a value of the kind {kind}")
@@ -310,8 +310,8 @@ def decode_part(content: bytes, n_rows: int, promise: PartPromise) -> tuple[tupl
         Saying what is wrong.
     """
     types = {f"b{j}": "uint8" if n <= NARROW_BINS else "uint16" for j, n in enumerate(promise.n_bins.tolist())}
-    of_kind = {"number": "double", "key": "int64"}
-    others = {ROLES[role].field: of_kind[ROLES[role].kind] for role in promise.filled if role != "target"}
+    arrow_types = {"number": "double", "key": "int64"}
+    others = {ROLES[role].field: arrow_types[ROLES[role].kind] for role in promise.filled if role != "target"}
     columns, target = decoded(content, n_rows, types | others, promise.has_categories, promise.n_targets)
     roles = RowRoles(target, **{name: columns.pop(name) for name in others})
     codes = tuple(columns.values())

@@ -111,8 +111,8 @@ class BinnedRows(ABC):
         scores = self.map(partial(_scores_of, self.data.binning, list(models)), uses)
         return [
             (
-                np.concatenate([first + of_folds[k][0] for first, of_folds in zip(starts, scores, strict=False)]),
-                np.concatenate([of_folds[k][1] for of_folds in scores]),
+                np.concatenate([first + scores_by_fold[k][0] for first, scores_by_fold in zip(starts, scores, strict=False)]),
+                np.concatenate([scores_by_fold[k][1] for scores_by_fold in scores]),
             )
             for k in range(len(folds))
         ]

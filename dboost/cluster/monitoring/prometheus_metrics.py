@@ -120,7 +120,7 @@ def _worker_metrics(total: Totals) -> Iterator[Any]:
 
 
 def _scheduler_metrics(total: Totals, running: list[FitStatus]) -> Iterator[Any]:
-    of_iterations = "Seconds of iterations: slowest worker, merging and split search, messages and waiting"
+    seconds_text = "Seconds of iterations: slowest worker, merging and split search, messages and waiting"
     outcomes = {name.removeprefix("ended "): total[name] for name in sorted(total) if name.startswith("ended ")}
     iterations: dict[Any, float] = {fit.fit: fit.iteration for fit in running}
     scores = {(fit.fit, name): curve.latest[1] for fit in running for name, curve in fit.curves.items()}
@@ -131,7 +131,7 @@ def _scheduler_metrics(total: Totals, running: list[FitStatus]) -> Iterator[Any]
     yield _family("counter", "dboost_rounds", "Requests to all workers of a fit while growing trees", total["rounds"])
     yield _family("counter", "dboost_received_bytes", "Bytes of the replies to these requests", total["bytes"])
     yield _family("counter", "dboost_workers_lost", "Lost workers that had rows of a fit", total["lost"])
-    yield _family("counter", "dboost_seconds", of_iterations, {phase: total[phase] for phase in PHASES}, "phase")
+    yield _family("counter", "dboost_seconds", seconds_text, {phase: total[phase] for phase in PHASES}, "phase")
     yield _family("counter", "dboost_fits_ended", "Fits that have ended", outcomes, "outcome")
     yield _family("gauge", "dboost_iteration", "Latest iteration of a running fit", iterations, "fit")
     yield _family("gauge", "dboost_score", "Latest loss or metric of a running fit", scores, "fit", "name")

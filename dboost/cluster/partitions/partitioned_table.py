@@ -218,7 +218,7 @@ class PartitionedTable:
             for entry in self.worker_partitions:
                 batches.setdefault(entry.ref, []).append(entry.batch)
             order = choose_owners(sorted(batches), sum(self.n_kept.values()), columns[1] - columns[0], max_bins)
-            draws = {ref: ((of_session, seed, columns), order) for ref, of_session in batches.items()}
+            draws = {ref: ((numbers, seed, columns), order) for ref, numbers in batches.items()}
             answers = self.connection.ask_each(draws, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
@@ -527,14 +527,14 @@ class PartitionedTable:
 
     def _single_worker_for(self, n_rows: int, n_threads: Mapping[str, int]) -> str | None:
         """See `single_worker`."""
-        limits, of_fit = self.connection.memory_limits, self.source.memory_limit
+        limits, fit_limit = self.connection.memory_limits, self.source.memory_limit
         n_values = n_rows * len(self.source.plan.specs)
         n_held = values_held(n_rows, len(self.source.plan.specs), self.n_sharing(len(n_threads)))
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
             if worker in limits
-            and (is_held(n_values, of_fit) if of_fit else is_held(n_held, limits[worker]))
+            and (is_held(n_values, fit_limit) if fit_limit else is_held(n_held, limits[worker]))
             and is_for_one_worker(n_values, self.n_outputs, n, len(n_threads), self.n_at_once)
         )
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
@@ -587,22 +587,25 @@ class PartitionedTable:
                 raise self._source_changed(i, "other values")
 
     def _call_each(
-        self, worker_partitions: list[WorkerPartitions], stages: Sequence[Stage], of_worker: Mapping[str, Step] | None = None
+        self,
+        worker_partitions: list[WorkerPartitions],
+        stages: Sequence[Stage],
+        arguments_by_worker: Mapping[str, Step] | None = None,
     ) -> list[tuple[WorkerPartitions, Any]]:
         """Make one call per batch, because a session may have partitions of several; return the results of the last stage.
 
-        of_worker : a call that comes first, by the address of the worker.
+        arguments_by_worker : a call that comes first, by the address of the worker.
         Of the errors of rows in several batches that of the first row is raised, see `cluster.transport.messages.Failures`.
         """
         *before, last = stages
-        of_worker = {} if of_worker is None else of_worker
+        arguments_by_worker = {} if arguments_by_worker is None else arguments_by_worker
         results, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
-            of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
-            calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in of_session.items()}
+            entry_by_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
+            calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in entry_by_session.items()}
             steps = {
-                ref: [*([of_worker[ref.worker]] if ref.worker in of_worker else []), *_steps(before, entry)]
-                for ref, entry in of_session.items()
+                ref: [*([arguments_by_worker[ref.worker]] if ref.worker in arguments_by_worker else []), *_steps(before, entry)]
+                for ref, entry in entry_by_session.items()
             }
             try:
                 answers = self.connection.ask_each(calls, last.method, steps)
@@ -611,7 +614,7 @@ class PartitionedTable:
                     raise
                 first = error if first is None else min(first, error, key=lambda failure: failure.position or ())
             else:
-                results += [(of_session[ref], answer) for ref, answer in answers.items()]
+                results += [(entry_by_session[ref], answer) for ref, answer in answers.items()]
         if first is not None:
             raise first
         return results

@@ -245,10 +245,10 @@ class ReadTasks:
     @property
     def is_lazy(self) -> bool:
         """Whether partitions have to be computed, or read from files."""
-        of_client = self._tasks.stored is not None or all(
+        is_read_by_client = self._tasks.stored is not None or all(
             isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._tasks.bundles
         )
-        return not (of_client or self.is_persisted)
+        return not (is_read_by_client or self.is_persisted)
 
     @property
     def memory_limit(self) -> int:

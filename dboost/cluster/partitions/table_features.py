@@ -46,9 +46,9 @@ def _category_kinds(stats: Sequence[PartitionStats], n_features: int) -> list[di
     """Return for each feature the first partition with categories of each kind."""
     kinds: list[dict[str, int]] = [{} for _ in range(n_features)]
     for stats_of_session in stats:
-        for of_all, of_session in zip(kinds, stats_of_session.category_kinds, strict=True):
-            for kind, i in of_session.items():
-                of_all[kind] = min(i, of_all.get(kind, i))
+        for first_of_kind, session_kinds in zip(kinds, stats_of_session.category_kinds, strict=True):
+            for kind, i in session_kinds.items():
+                first_of_kind[kind] = min(i, first_of_kind.get(kind, i))
     return kinds
 
 
@@ -84,9 +84,9 @@ def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Fea
         for kind in kinds[1:]:
             if kind[0] != kinds[0][0]:
                 raise disagree(spec.name, kinds[0], kind)
-        of_model = known[j]
+        known_levels = known[j]
         index = CategoryIndex(
-            spec.name, None if of_model is None else of_model.categories, extend_categories=plan.extend_categories
+            spec.name, None if known_levels is None else known_levels.categories, extend_categories=plan.extend_categories
         )
         for session in stats:
             index.translate(session.categories[j])

@@ -78,10 +78,10 @@ class SessionRounds:
     def _most_in_flight(self, order: GrowOrder) -> int:
         """Return how many rounds of an order may be under way at the same time."""
         task, n_codes = order.tasks[0], int(order.layout.n_bins.max()) + 1
-        of_splits = order.n_leaves_per_round * (n_codes + 64)
-        of_leaves = MOST_OPENED * task.policy.max_leaves * 16
+        split_bytes = order.n_leaves_per_round * (n_codes + 64)
+        leaf_bytes = MOST_OPENED * task.policy.max_leaves * 16
         passed_on = max(len(branch.passed_on) for branch in self._branches)
-        if self._exchange or len(order.tasks) * max(of_splits, of_leaves) + passed_on > _MOST_QUEUED_BYTES:
+        if self._exchange or len(order.tasks) * max(split_bytes, leaf_bytes) + passed_on > _MOST_QUEUED_BYTES:
             return 1
         return min(order.n_in_flight, self._calls.most_in_flight)
 

@@ -163,8 +163,8 @@ class ClusterRows(BinnedRows):
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             keys = [f"dboost-map-{connection.fit}-{i}" for i in range(len(self.futures))]
             packed = pack(function)
-            for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
-                graph[key] = (_call, connection.fit, packed, pack(of_partition), future.key)
+            for key, future, partition_arguments in zip(keys, self.futures, arguments, strict=True):
+                graph[key] = (_call, connection.fit, packed, pack(partition_arguments), future.key)
             restricted = _restricted(connection)
             futures = submit(self.client, graph, keys, **restricted)
             return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()), at_once=at_once)
@@ -291,9 +291,9 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
                 else:
                     graph[key] = (_bin_part, shared, i, known, pack(roles_of_partition), raw.bundles[i])
             futures += submit(client, graph, keys, **restricted)
-            of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
+            sample_tasks = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
-            parts = submit(client, held_keys | of_samples, list(of_samples), **restricted)
+            parts = submit(client, held_keys | sample_tasks, list(sample_tasks), **restricted)
             samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
         except BaseException:
             for future in futures:

@@ -176,14 +176,14 @@ class ClusterSessions:
         training = self.training
         self.spec = spec = replace(spec, numbers=training.numbers)
         self.trees = trees
-        of_sessions = replace(spec, n_growing=None)
-        self._hold_out(chosen, of_sessions)
+        session_spec = replace(spec, n_growing=None)
+        self._hold_out(chosen, session_spec)
         training.n_outputs = spec.shard.n_trees
         if self._is_handed_over(spec):
             training.host_spec = spec
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            return replace(of_sessions, leaves_per_pass=spec.shard.max_leaves), self.past()
+            return replace(session_spec, leaves_per_pass=spec.shard.max_leaves), self.past()
 
         places = training.build(Session.build, arguments)
         if spec.may_stream:
@@ -326,11 +326,11 @@ class ClusterSessions:
         """
         if any(task.bin_merge is not None for task in tasks):
             return 1
-        of_rows = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
-        of_histograms = 16 * int(self.spec.shard.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        row_bytes = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
+        histogram_bytes = 16 * int(self.spec.shard.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         budget = self.spec.budget
         tree_bytes = tuning().tree_bytes if budget is None else budget.limit // 16
-        most = max(tree_bytes // max(of_rows, of_histograms), 1)
+        most = max(tree_bytes // max(row_bytes, histogram_bytes), 1)
         if self.streams:
             most = min(most, self.trees_per_pass)
         n_groups = -(-len(tasks) // most)
@@ -347,7 +347,7 @@ class ClusterSessions:
         answers = self._with_recovery(
             "statistics", lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments)
         )
-        return [answer for of_worker in answers.values() for answer in of_worker]
+        return [answer for worker_answers in answers.values() for answer in worker_answers]
 
     @cached_property
     def _eval_sets(self) -> SessionEvalSets:

@@ -555,8 +555,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._inbox.drop(fit)
         for peer in peers:
             self._pool.submit(peer.close)
-        for line, (of_fit, name) in list(self._lines.items()):
-            if of_fit == fit and session in (None, name):
+        for line, (line_fit, name) in list(self._lines.items()):
+            if line_fit == fit and session in (None, name):
                 line.shut_down()
         if worker_session is not None:
             # Closing waits for the end of a running call.

@@ -219,7 +219,7 @@ def propose_together(samples: Sequence[Sample], max_bins: int, n_threads: int) -
     weights = [weight for _, weight in ordered]
     known = [weight for weight in weights if weight is not None]
     weight = np.concatenate(known) if len(known) == len(weights) and known else None
-    values = [of_partition for of_partition, _ in ordered]
+    values = [partition_values for partition_values, _ in ordered]
     columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*values, strict=True)]
     return [edges for edges in propose_all(columns, weight, max_bins, n_threads) if edges is not None]
 

@@ -53,18 +53,18 @@ def ranks_in_time(times: np.ndarray, name: str, column: str | None = None) -> np
     """
     is_text = times.dtype.kind in "USTOa" and all(isinstance(value, str | bytes) for value in times.tolist())
     try:
-        levels, of_row = np.unique(_decoded(times) if is_text else times, return_inverse=True)
+        levels, ranks = np.unique(_decoded(times) if is_text else times, return_inverse=True)
     except TypeError:
         kinds = ", ".join(sorted({type(value).__name__ for value in times.tolist()}))
         raise DataError(f"{_described(name, column)} holds values of different kinds ({kinds}), which have no order") from None
     if not is_text:
-        return of_row
+        return ranks
     texts = levels.tolist()
     key = _sort_keys([text.strip() for text in texts])
     if key is None:
         raise DataError(_refusal(texts, name, column))
     rank = {value: position for position, value in enumerate(sorted(set(key)))}
-    return np.array([rank[value] for value in key], np.int64)[of_row]
+    return np.array([rank[value] for value in key], np.int64)[ranks]
 
 
 def _decoded(times: np.ndarray) -> np.ndarray:

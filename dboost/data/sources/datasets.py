@@ -63,7 +63,7 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
         filters = [RowFilter(scan_filter)] if scan_filter is not None else []
         if row_filter is not None:
             filters.append(row_filter)
-        parts = [part for of_file in parts_of_files(parts, schema, most_bytes, filters) for part in of_file]
+        parts = [part for file_parts in parts_of_files(parts, schema, most_bytes, filters) for part in file_parts]
     in_order = None
     if most_bytes is not None and all(isinstance(part, ParquetPart) for part in parts):
         in_order = partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)

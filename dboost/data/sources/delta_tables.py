@@ -203,8 +203,8 @@ def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, 
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
     parts: dict[str, tuple[ParquetPart, int]] = {}
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
-        of_file = {name.removeprefix(_PARTITION): actions[name][i].as_py() for name in constants}
-        columns = {name: pa.array([value], schema.field(name).type) for name, value in of_file.items()}
+        partition_values = {name.removeprefix(_PARTITION): actions[name][i].as_py() for name in constants}
+        columns = {name: pa.array([value], schema.field(name).type) for name, value in partition_values.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
         size = actions["size_bytes"][i].as_py()
         parts[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size), size)

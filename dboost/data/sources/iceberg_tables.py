@@ -150,8 +150,8 @@ class IcebergAdapter:
                 )
                 tasks = [task for task, is_kept in zip(tasks, kept, strict=True) if is_kept]
             parts = _iceberg_parts(tasks, scan, schema, most_bytes, filters)
-        of_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
-        read = partial(_read_iceberg, scan=of_scan, types=types)
+        plain_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
+        read = partial(_read_iceberg, scan=plain_scan, types=types)
         in_order = partial(_read_iceberg_in_order, read=read, types=types, most_bytes=most_bytes) if most_bytes else None
         return Parts(_as_pandas(types.empty_table()), parts, read, "read-iceberg", in_order)
 
@@ -214,7 +214,7 @@ def _iceberg_parts(
     """Return the parts of files: row groups and ranges of rows, or whole files that pyiceberg reads."""
     from pyiceberg.expressions import AlwaysTrue
 
-    of_partitions = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
+    partition_sources = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
     types, files = schema.as_arrow(), _IcebergFiles(scan.io)
 
     def may_be_cut(task: Any) -> bool:
@@ -228,7 +228,7 @@ def _iceberg_parts(
         if may_be_cut(task)
     }
     footers = read_footers([part.file for part in whole.values()], exact=False, filesystem=files)
-    chosen = [k for k, footer in zip(whole, footers, strict=True) if _has_fields(footer.schema, schema, of_partitions)]
+    chosen = [k for k, footer in zip(whole, footers, strict=True) if _has_fields(footer.schema, schema, partition_sources)]
     cut = dict(zip(chosen, parts_of_files([whole[k] for k in chosen], types, most_bytes, filters), strict=True))
     parts: list[Any] = []
     for k, task in enumerate(tasks):

@@ -157,35 +157,38 @@ def open_parquet(
     pairs = list(zip(files, footers, strict=True))
     filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
     first, columns_of = filled[0], {file.url: footer.columns for file, footer in filled}
-    repeated = {name for of_file in columns_of.values() for name in of_file if of_file.count(name) > 1}
+    repeated = {name for file_constants in columns_of.values() for name in file_constants if file_constants.count(name) > 1}
     for file, footer in filled:
         wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
         if wrong:
             raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
     in_folders = folder_columns(root, files)
     constants = _typed(in_folders, like)
-    for (_, footer), folder_values, of_file in zip(pairs, in_folders, constants, strict=True):
-        for name in of_file.keys() - folder_values.keys() & set(footer.columns):  # this file has the column itself
-            del of_file[name]
+    for (_, footer), folder_values, file_constants in zip(pairs, in_folders, constants, strict=True):
+        for name in file_constants.keys() - folder_values.keys() & set(footer.columns):  # this file has the column itself
+            del file_constants[name]
     for part in filled[1:]:
         _check_same_columns(first, part, set(constants[0]), columns)
-    whole = [ParquetPart(file, footer.digest, of_file) for (file, footer), of_file in zip(pairs, constants, strict=True)]
-    all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
+    whole = [
+        ParquetPart(file, footer.digest, file_constants)
+        for (file, footer), file_constants in zip(pairs, constants, strict=True)
+    ]
+    all_names = dict.fromkeys([*first[1].columns, *(name for file_constants in constants for name in file_constants)])
     names = [name for name in all_names if name not in repeated]
-    of_first = constants[pairs.index(first)]
+    first_values = constants[pairs.index(first)]
     # Arrow cannot select rows of a string_view.
     fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in first[1].schema]
     empty = pa.schema(fields, first[1].schema.metadata).empty_table()
-    meta = _frame(empty, of_first, names, first[1].index)
+    meta = _frame(empty, first_values, names, first[1].index)
     fields = [
-        *(field for field in fields if field.name not in of_first),
-        *(pa.field(name, of_first[name].type) for name in of_first),
+        *(field for field in fields if field.name not in first_values),
+        *(pa.field(name, first_values[name].type) for name in first_values),
     ]
     possible = _possible(whole, footers, pa.schema(fields), [row_filter] if row_filter else [])
     parts = [
         part
-        for file, footer, of_file in zip(whole, footers, possible, strict=True)
-        for part in parts_of(file, footer, most_bytes, of_file)
+        for file, footer, file_constants in zip(whole, footers, possible, strict=True)
+        for part in parts_of(file, footer, most_bytes, file_constants)
     ]
     in_order = None if most_bytes is None else partial(read_in_order, names=names, most_bytes=most_bytes)
     return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
@@ -195,8 +198,8 @@ def _typed(texts: Sequence[dict[str, str | None]], like: Sequence[Feature] | Non
     """Return the columns in the names of folders as arrays of one value: of the same type for all files."""
     typed: list[dict[str, pa.Array]] = [{} for _ in texts]
     known = {feature.name: feature for feature in like or ()}
-    for name in dict.fromkeys(name for of_file in texts for name in of_file):
-        values = pa.array([of_file.get(name) for of_file in texts], pa.string())
+    for name in dict.fromkeys(name for file_values in texts for name in file_values):
+        values = pa.array([file_values.get(name) for file_values in texts], pa.string())
         feature = known.get(name)
         kinds = [] if feature is not None and TEXT in feature.legal_kinds else [pa.int32()]
         is_number = feature is not None and not feature.is_categorical
@@ -205,8 +208,8 @@ def _typed(texts: Sequence[dict[str, str | None]], like: Sequence[Feature] | Non
                 values = values.cast(kind)
                 break
         values = values if is_number else values.dictionary_encode()
-        for k, of_file in enumerate(typed):
-            of_file[name] = pa.array([values[k].as_py()], values.type)
+        for k, file_values in enumerate(typed):
+            file_values[name] = pa.array([values[k].as_py()], values.type)
     return typed
 
 
@@ -303,10 +306,10 @@ def _possible(
                 cast = {name: _cast(extremes, kinds[name]) for name, extremes in of_group.items() if name in kinds}
                 known.append({name: extremes for name, extremes in cast.items() if extremes is not None} | fixed)
         kept = row_filter.possible(known, pa.schema(fields))
-        for of_file, matches in zip(
+        for file_groups, matches in zip(
             may_match, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
         ):
-            of_file &= matches
+            file_groups &= matches
     return may_match
 
 
@@ -341,8 +344,8 @@ def parts_of_files(
         footers += read_footers(files, exact=most_bytes is not None, filters=filters, filesystem=filesystem)
     possible = _possible(whole, footers, schema, filters) if whole else []
     cut = {
-        id(part): list(parts_of(replace(part, footer=footer.digest), footer, most_bytes, of_file))
-        for part, footer, of_file in zip(whole, footers, possible, strict=True)
+        id(part): list(parts_of(replace(part, footer=footer.digest), footer, most_bytes, file_groups))
+        for part, footer, file_groups in zip(whole, footers, possible, strict=True)
     }
     return [cut.get(id(part), [part]) for part in parts]
 

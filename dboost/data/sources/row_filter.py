@@ -170,8 +170,8 @@ class RowFilter:
             ]
             holds = reduce(lambda a, b: a & b, guarantees) if guarantees else compute.scalar(True)
             groups.append(kind.make_fragment(str(k), files, partition_expression=holds))
-        of_all = dataset.FileSystemDataset(groups, schema, kind, files)
-        kept = {int(fragment.path) for fragment in of_all.get_fragments(self.predicate)}
+        all_groups = dataset.FileSystemDataset(groups, schema, kind, files)
+        kept = {int(fragment.path) for fragment in all_groups.get_fragments(self.predicate)}
         return np.array([k in kept for k in range(len(known))], bool)
 
 

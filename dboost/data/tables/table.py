@@ -259,8 +259,8 @@ def _joined_columns(parts: list[Sequence[Column]]) -> Sequence[Column]:
     """Concatenate the columns of slices."""
     if isinstance(parts[0], DecodedColumns):
         codes = [part.codes for part in parts if isinstance(part, DecodedColumns)]
-        return DecodedColumns([np.concatenate(of_feature) for of_feature in zip(*codes, strict=True)], parts[0].binning)
-    return tuple(joined(of_feature) for of_feature in zip(*parts, strict=True))
+        return DecodedColumns([np.concatenate(pieces) for pieces in zip(*codes, strict=True)], parts[0].binning)
+    return tuple(joined(pieces) for pieces in zip(*parts, strict=True))
 
 
 def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:

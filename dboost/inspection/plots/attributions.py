@@ -27,8 +27,8 @@ def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background
         raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
     rows = None if background is None else sample(background, ensemble, _ALL_ROWS)[1].block
     values = Shapley(ensemble, rows, False, None)(block)
-    of_class = f" of {ensemble.outputs.names[k]}" if ensemble.n_outputs > 1 else ""
-    return values if values.ndim == 2 else values[:, :, k], canvas.score_label(ensemble) + of_class
+    class_text = f" of {ensemble.outputs.names[k]}" if ensemble.n_outputs > 1 else ""
+    return values if values.ndim == 2 else values[:, :, k], canvas.score_label(ensemble) + class_text
 
 
 def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_features: int, ax: Any) -> Any:
@@ -120,8 +120,8 @@ def _spread(x: np.ndarray) -> np.ndarray:
 def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background: Any, max_features: int, ax: Any) -> Any:
     """Draw one bar per feature from the expected score to the score of a row, the largest on top."""
     (x,) = row_of(X, ensemble, row)
-    of_rows, label = _attributions(ensemble, x[None], output, background)
-    values, features = of_rows[0], ensemble.features
+    attributions, label = _attributions(ensemble, x[None], output, background)
+    values, features = attributions[0], ensemble.features
     k = ensemble.outputs.number_of(output)
     if background is None:
         start = float(expected_value(ensemble)[k])
@@ -163,8 +163,8 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
     the largest effect on top."""
     (j,) = ensemble.feature_positions(feature, at_most=1)
     block = sample(X, ensemble, MAX_POINTS)[1].block
-    of_features, label = _attributions(ensemble, block, output, background)
-    values, x, feature = of_features[:, j], block[:, j], ensemble.features[j]
+    attributions, label = _attributions(ensemble, block, output, background)
+    values, x, feature = attributions[:, j], block[:, j], ensemble.features[j]
     with canvas.style():
         present = ~np.isnan(x)
         if feature.categories is None:

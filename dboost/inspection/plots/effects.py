@@ -37,10 +37,10 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
         if by_class is not None:
             markers = "o^sDvP*X"
             for k, name in enumerate(by_class.columns[:MAX_OUTPUTS]):
-                of_class = by_class.loc[shown.index, name]
+                class_importance = by_class.loc[shown.index, name]
                 style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
                 ax.plot(
-                    of_class,
+                    class_importance,
                     y,
                     linestyle="none",
                     markersize=4.5,
@@ -141,7 +141,7 @@ def _axis(table: pd.DataFrame) -> str | None:
 def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
     """Draw lines over a numeric feature, with its deciles inside the axis."""
     groups = _by_class(table)
-    for i, (of_class, part) in enumerate(groups):
+    for i, (class_name, part) in enumerate(groups):
         present = part[part[name].notna() & part["value"].notna()]
         style = canvas.colour(i)
         if "row" in present:
@@ -150,7 +150,7 @@ def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = T
             present = present.groupby(name, as_index=False)["value"].mean()
             style["linewidth"] = 2.6
         marker = "o" if len(present) <= FEW_POINTS else None
-        text = None if of_class is None else canvas.key(canvas.short(of_class))
+        text = None if class_name is None else canvas.key(canvas.short(class_name))
         ax.plot(present[name], present["value"], marker=marker, markersize=4, label=text, zorder=3, **style)
         missing = part[part[name].isna()]
         if len(missing):
@@ -189,16 +189,16 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
     y = np.arange(len(levels))
     groups = _by_class(table)
     markers = "o^sDvP*X"
-    for i, (of_class, part) in enumerate(groups):
-        of_level = part["value"].groupby([None if _missing(v) else v for v in part[name]], dropna=False, sort=False).mean()
-        values = np.array([of_level.iloc[_position(of_level, level)] for level in levels])
+    for i, (class_name, part) in enumerate(groups):
+        level_means = part["value"].groupby([None if _missing(v) else v for v in part[name]], dropna=False, sort=False).mean()
+        values = np.array([level_means.iloc[_position(level_means, level)] for level in levels])
         centre = float(np.nanmean(values))
-        if of_class is None:
+        if class_name is None:
             ax.barh(y, values - centre, left=centre, height=0.62, color=BLUE)
             ax.axvline(centre, color=GREY, linewidth=0.8)
         else:
             style = {"color": canvas.CYCLE[i % len(canvas.CYCLE)], "marker": markers[i % len(markers)]}
-            ax.plot(values, y, linestyle="none", markersize=5, label=canvas.key(canvas.short(of_class)), **style)
+            ax.plot(values, y, linestyle="none", markersize=5, label=canvas.key(canvas.short(class_name)), **style)
             ax.axvline(centre, color=style["color"], linewidth=0.6, linestyle=(0, (1, 2)))
     ax.set_yticks(y, [canvas.short(level) for level in levels])
     ax.set(xlabel=label, ylabel=_label(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
@@ -254,10 +254,10 @@ def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
     """Draw one surface per class, or other output."""
     groups = _by_class(table)
     grid = _grid(len(groups), 2.9)
-    for ax, (of_class, part) in zip(grid, groups, strict=True):
+    for ax, (class_name, part) in zip(grid, groups, strict=True):
         part.attrs = table.attrs
         _surface(ax, part, names, label)
-        ax.set_title(f"{_axis(table)} {canvas.short(of_class)}")
+        ax.set_title(f"{_axis(table)} {canvas.short(class_name)}")
     if _n_outputs(table) > len(groups):
         noun = {"class": "classes"}.get(str(_axis(table)), f"{_axis(table)}s")
         grid[0].figure.suptitle(f"the first {len(groups)} of {_n_outputs(table)} {noun}", fontsize=8.5, color=GREY)

@@ -24,8 +24,8 @@ def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
     if isinstance(i, bool) or not isinstance(i, int | np.integer) or not -n <= i < n:
         raise ParameterError(f"there is no tree {i!r}: the model has {n} trees")
     iteration, output = divmod(int(i) % n, ensemble.trees_per_iteration)
-    of_class = f", {ensemble.outputs.axis} {ensemble.outputs.names[output]}" if ensemble.n_outputs > 1 else ""
-    return _draw(ensemble.trees[int(i)], ensemble.features, f"Tree of iteration {iteration + 1}{of_class}", ax)
+    class_text = f", {ensemble.outputs.axis} {ensemble.outputs.names[output]}" if ensemble.n_outputs > 1 else ""
+    return _draw(ensemble.trees[int(i)], ensemble.features, f"Tree of iteration {iteration + 1}{class_text}", ax)
 
 
 def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:

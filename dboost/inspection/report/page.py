@@ -291,8 +291,8 @@ def _table(frame: pd.DataFrame) -> ReportTable:
 
 
 def _title(context: ReportContext) -> str:
-    of_target = "" if context.target_name is None else f" of {context.target_name}"
-    return f"A dboost model: {context.ensemble.outputs.kind}{of_target}"
+    target_text = "" if context.target_name is None else f" of {context.target_name}"
+    return f"A dboost model: {context.ensemble.outputs.kind}{target_text}"
 
 
 def _summary(context: ReportContext) -> list[tuple[str, Any]]:
