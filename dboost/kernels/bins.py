@@ -124,6 +124,28 @@ class ProposalBuffers(NamedTuple):
 
 
 @internal
+def _light_share(mass, most, total):
+    """Return how many bins the fine bins share that are not heavy, the mass of these, and the mass above which one is heavy.
+
+    Each heavy fine bin lowers the others' share, so more may become heavy.
+    """
+    n_heavy, bound = 0, np.inf
+    while True:
+        n_light = most - 2 * n_heavy
+        share = total / max(n_light, 1)
+        more, more_mass = 0, 0.0
+        for fine_bin in range(mass.size):
+            if 2.0 * share < mass[fine_bin] <= bound:
+                more += 1
+                more_mass += mass[fine_bin]
+        if n_light <= 2 or more == 0 or 2 * (n_heavy + more) > most - 2:
+            return n_light, total, bound
+        n_heavy += more
+        total -= more_mass
+        bound = 2.0 * share
+
+
+@internal
 def quantile_fine_bins(mass, most, last):
     """Join fine bins to at most `most` bins of about equal mass; return how many bins there are.
 
@@ -146,22 +168,7 @@ def quantile_fine_bins(mass, most, last):
             last[0] = final
         return max(n, 1)
 
-    # Find the heavy fine bins: each of them lowers the others' share, so more may become heavy.
-    n_heavy, bound = 0, np.inf
-    while True:
-        n_light = most - 2 * n_heavy
-        share = total / max(n_light, 1)
-        more, of_more = 0, 0.0
-        for fine_bin in range(mass.size):
-            if 2.0 * share < mass[fine_bin] <= bound:
-                more += 1
-                of_more += mass[fine_bin]
-        if n_light <= 2 or more == 0 or 2 * (n_heavy + more) > most - 2:
-            break
-        n_heavy += more
-        total -= of_more
-        bound = 2.0 * share
-
+    n_light, total, bound = _light_share(mass, most, total)
     n, k, running = 0, 1, 0.0
     before, ended = -1, -1  # the fine bin before this one, and the last one that ends a bin
     for fine_bin in range(mass.size):

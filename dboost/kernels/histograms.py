@@ -64,12 +64,12 @@ class BinLayout(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The fields of a packed bucket. With two fields `one` is 0 and the mask of the count is empty."""
+    """The fields of a packed bucket. With two fields `row` is 0 and the mask of the count is empty."""
 
     high: int  # shift of the gradient field, 32 or more
     low: int  # shift of the Hessian field
     hessian_mask: int
-    one: int  # what a row adds to the count field
+    row: int  # what a row adds to the count field
     count_mask: int
     rows: int  # number of rows that may be added before a flush
     max_gradient: int  # largest quantised |gradient|
@@ -120,7 +120,7 @@ def _packed(record, packing, repeat_count):
     word = ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low))
     if repeat_count.size > 0:
         word *= I(repeat_count[record & U(0xFFFFFFFF)])
-    return word + I(packing.one)
+    return word + I(packing.row)
 
 
 @inlined

@@ -27,74 +27,87 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
     which receives Σ_k c_k g_k; hessian : the same, of no rows if it is constant; scratch : float32[2, BLOCK]; maxima :
     int32[2], the bits of the largest |gradient| and Hessian, updated (a NaN is larger than all numbers).
 
-    of_classes : whether the outputs are the scores of classes, with probabilities p. Then Σ_k g_k = 0, and g_k = p_k for all
-    classes but that of the row. So the gradient is m = Σ_k (c_k - c_y) g_k and the Hessian, the variance of c under p, is
-    Σ_k (c_k - c_y)² g_k - m². Otherwise outputs are independent, and the Hessian is Σ_k c_k² h_k.
+    of_classes : whether the outputs are the scores of classes; otherwise they are independent.
     """
-    gradients, hessians, weight = rows.gradient, rows.hessian, rows.weight
     split_gradient, gradient_bits = gradient
     split_hessian, hessian_bits = hessian
-    is_weighted = weight.size > 0 and rows.repeat_count.size == 0
-    base, square = scratch[0], scratch[1]
-    n_outputs = gradients.shape[0]
     top_gradient, top_hessian = maxima[0], maxima[1]
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
-        n = last - first
-        s = split_gradient[first:last]
-        for i in range(n):
+        s, h = split_gradient[first:last], split_hessian[first:last]
+        for i in range(s.size):
             s[i] = np.float32(0)
         if of_classes:
-            if rows.target.size > 0:
-                for i in range(n):
-                    base[i] = direction[I(rows.target[first + i])]
-            elif rows.single_target.size > 0:
-                for i in range(n):
-                    base[i] = direction[I(rows.single_target[first + i])]
-            else:
-                for i in range(n):
-                    base[i] = direction[I(rows.byte_target[first + i])]
-            for i in range(n):
-                square[i] = np.float32(0)
-            for k in range(n_outputs):
-                g, c = gradients[k, first:last], direction[k]
-                for i in range(n):
-                    apart = c - base[i]
-                    term = apart * g[i]
-                    s[i] += term
-                    square[i] += apart * term
-            if split_hessian.size > 0:
-                h = split_hessian[first:last]
-                for i in range(n):
-                    base[i] = np.float32(1)
-                if is_weighted:
-                    for i in range(n):
-                        base[i] = np.float32(weight[first + i])
-                for i in range(n):
-                    variance = square[i] - s[i] * s[i] / base[i]
-                    h[i] = variance if variance > np.float32(0) else np.float32(0)
+            _project_classes(rows, direction, first, last, scratch, s, h)
         else:
-            for k in range(n_outputs):
-                g, c = gradients[k, first:last], direction[k]
-                for i in range(n):
-                    s[i] += c * g[i]
-            if split_hessian.size > 0:
-                h = split_hessian[first:last]
-                for i in range(n):
-                    h[i] = np.float32(0)
-                for k in range(n_outputs):
-                    hessian_row, c = hessians[k, first:last], direction[k]
-                    for i in range(n):
-                        h[i] += c * c * hessian_row[i]
+            _project_outputs(rows, direction, first, last, s, h)
         bits = gradient_bits[first:last]
-        for i in range(n):
+        for i in range(bits.size):
             magnitude = bits[i] & np.int32(0x7FFFFFFF)
             top_gradient = magnitude if magnitude > top_gradient else top_gradient
-        if split_hessian.size > 0:
-            bits = hessian_bits[first:last]
-            for i in range(n):
-                top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
+        bits = hessian_bits[first:last]
+        for i in range(bits.size):
+            top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
     maxima[0], maxima[1] = top_gradient, top_hessian
+
+
+@internal
+def _project_classes(rows, direction, first, last, scratch, s, h):
+    """Compute derivatives along a direction for a block of rows, if the outputs are scores of classes with probabilities p.
+
+    Then Σ_k g_k = 0, and g_k = p_k for all classes but that of the row. So the gradient is m = Σ_k (c_k - c_y) g_k and the
+    Hessian, the variance of c under p, is Σ_k (c_k - c_y)² g_k - m². s : float32[n], zeros; h : float32[n], or of no rows.
+    """
+    n, weight = last - first, rows.weight
+    of_class, square = scratch[0], scratch[1]
+    if rows.target.size > 0:
+        for i in range(n):
+            of_class[i] = direction[I(rows.target[first + i])]
+    elif rows.single_target.size > 0:
+        for i in range(n):
+            of_class[i] = direction[I(rows.single_target[first + i])]
+    else:
+        for i in range(n):
+            of_class[i] = direction[I(rows.byte_target[first + i])]
+    for i in range(n):
+        square[i] = np.float32(0)
+    for k in range(rows.gradient.shape[0]):
+        g, c = rows.gradient[k, first:last], direction[k]
+        for i in range(n):
+            apart = c - of_class[i]
+            term = apart * g[i]
+            s[i] += term
+            square[i] += apart * term
+    if h.size > 0:
+        divisor = of_class  # the same memory
+        for i in range(n):
+            divisor[i] = np.float32(1)
+        if weight.size > 0 and rows.repeat_count.size == 0:
+            for i in range(n):
+                divisor[i] = np.float32(weight[first + i])
+        for i in range(n):
+            variance = square[i] - s[i] * s[i] / divisor[i]
+            h[i] = variance if variance > np.float32(0) else np.float32(0)
+
+
+@internal
+def _project_outputs(rows, direction, first, last, s, h):
+    """Compute derivatives along a direction for a block of rows, if outputs are independent: Σ_k c_k g_k and Σ_k c_k² h_k.
+
+    s : float32[n], zeros; h : float32[n], or of no rows.
+    """
+    n, n_outputs = last - first, rows.gradient.shape[0]
+    for k in range(n_outputs):
+        g, c = rows.gradient[k, first:last], direction[k]
+        for i in range(n):
+            s[i] += c * g[i]
+    if h.size > 0:
+        for i in range(n):
+            h[i] = np.float32(0)
+        for k in range(n_outputs):
+            hessian, c = rows.hessian[k, first:last], direction[k]
+            for i in range(n):
+                h[i] += c * c * hessian[i]
 
 
 @kernel

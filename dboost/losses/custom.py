@@ -329,7 +329,7 @@ def custom_to_dict(loss: Loss) -> dict[str, Any]:
     return {"name": loss.name} | names | vars(loss)
 
 
-def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+def call_custom(loss: Loss, method: str, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """Call a method of a custom loss for some rows: float64[n], derivatives in the shape of the raw scores.
 
     Raises
@@ -340,19 +340,19 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
     # The arrays are those of training: a method that writes into them would change the model.
     y, raw = y.view(), raw.view()
     y.flags.writeable = raw.flags.writeable = False
-    result = getattr(loss, what)(y, raw)
+    result = getattr(loss, method)(y, raw)
     n = raw.shape[-1]
-    shape = (n,) if what == "value" else raw.shape
+    shape = (n,) if method == "value" else raw.shape
     if np.shape(result) != shape:
-        raise ParameterError(f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not {shape}")
-    return _numbers(loss, what, result)
+        raise ParameterError(f"{method} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not {shape}")
+    return _numbers(loss, method, result)
 
 
-def _numbers(loss: Loss, what: str, result: Any) -> np.ndarray:
+def _numbers(loss: Loss, method: str, result: Any) -> np.ndarray:
     """Return what a method of a custom loss has returned as float64[…]; ParameterError if it holds something else."""
     kind = np.asarray(result).dtype
     if kind.kind not in "biuf":
-        raise ParameterError(f"{what} of loss {loss.name!r} returned values of type {kind}: an array of numbers is needed")
+        raise ParameterError(f"{method} of loss {loss.name!r} returned values of type {kind}: an array of numbers is needed")
     return np.asarray(result, np.float64)
 
 

@@ -20,8 +20,8 @@ class GradientNoise(NamedTuple):
     squares: int  # in units of 2**-276: the square of the smallest float32 with 13 significant bits
     hessians: int  # in units of 2**-149: the smallest float32
 
-    def merge(self, other: GradientNoise) -> GradientNoise:
-        return GradientNoise(self.squares + other.squares, self.hessians + other.hessians)
+    def merge(self, others: GradientNoise) -> GradientNoise:
+        return GradientNoise(self.squares + others.squares, self.hessians + others.hessians)
 
     @property
     def ratio(self) -> float:

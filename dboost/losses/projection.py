@@ -34,9 +34,8 @@ class ProjectedTerms(LossTerms):
             stats = GradientStats(none, none, 0.0, 0.0)
         else:
             stats = self.terms.advance(rows)
-        assert fields.split_gradient is not None
-        hessian = or_empty(fields.split_hessian, "float32")
-        maxima = project(fields.for_kernel, self, fields.split_gradient, hessian, first, last)
+        gradient, hessian = or_empty(fields.split_gradient, "float32"), or_empty(fields.split_hessian, "float32")
+        maxima = project(fields.for_kernel, self, gradient, hessian, first, last)
         if fields.split_hessian is None:
             maxima[1] = 1.0
         return replace(stats, max_split=maxima)

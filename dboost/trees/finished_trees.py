@@ -154,11 +154,11 @@ class _Nodes:
             kinds.setdefault((tree.learning_rate, tree.output), len(kinds))
         return kinds
 
-    def _node_sums(self, of_leaves: np.ndarray) -> np.ndarray:
-        """Return the sums of all nodes. of_leaves : float64[n_leaves, …]."""
-        sums = np.empty((len(self.child), *of_leaves.shape[1:]))
+    def _node_sums(self, leaf_sums: np.ndarray) -> np.ndarray:
+        """Return the sums of all nodes. leaf_sums : float64[n_leaves, …]."""
+        sums = np.empty((len(self.child), *leaf_sums.shape[1:]))
         is_leaf = ~self.is_split
-        sums[is_leaf] = of_leaves[self.leaf_of[is_leaf]]
+        sums[is_leaf] = leaf_sums[self.leaf_of[is_leaf]]
         for splits in reversed(self.splits):
             left = self.child[splits]
             sums[splits] = sums[left] + sums[left + 1]
@@ -170,8 +170,8 @@ class _Nodes:
         The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
         along the direction that the tree was grown by.
         """
-        of_leaves = np.concatenate([tree.leaf_sums.swapaxes(0, 1) for tree in self.trees])
-        sums = np.ascontiguousarray(self._node_sums(of_leaves).swapaxes(0, 1))
+        leaf_sums = np.concatenate([tree.leaf_sums.swapaxes(0, 1) for tree in self.trees])
+        sums = np.ascontiguousarray(self._node_sums(leaf_sums).swapaxes(0, 1))
         splits = np.flatnonzero(self.is_split)
         left = self.child[splits]
         limits, values = StepLimits.of(loss.leaves), np.empty(sums.shape[:2])
@@ -181,8 +181,8 @@ class _Nodes:
             values[:, nodes] = leaf_values(sums[:, nodes], _at_rate(parameters, rate), limits)
         scores = -0.5 * newton_steps(sums, parameters) * thresholded(sums[..., 0], parameters)
         cover, gained = np.zeros(sums.shape[1]), np.zeros(sums.shape[1])
-        for of_output, score in zip(sums, scores, strict=True):
-            cover += of_output[:, 1]
+        for output_sums, score in zip(sums, scores, strict=True):
+            cover += output_sums[:, 1]
             gained[splits] += score[left] + score[left + 1] - score[splits]
         values = np.ascontiguousarray(values.T)
         follow = np.array([follow_sums(parameters, leaves) for leaves in loss.leaves])

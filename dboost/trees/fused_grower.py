@@ -18,8 +18,8 @@ How the threads divide the work:
 Every thread keeps its own copy of the node arrays and takes the same decisions from the same numbers, which costs less than
 communication.
 
-The kernel is one long function on purpose: LLVM optimises a callee again in each of its callers, so every level of calls costs
-seconds of compilation on a new machine.
+The loop is one long function on purpose: its steps share some forty arrays, and as functions they took a fifth more time to
+compile on a new machine. What runs once for a tree, or only for trees that exclude rows, has functions of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import kernel
+from dboost.kernels import internal, kernel
 from dboost.kernels.histograms import HistogramRows, Packing, add, add_records, flush, subtract
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier, row_span
@@ -111,22 +111,18 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
     codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes
-    wide_codes, repeat_count = histogram_rows.wide, histogram_rows.repeat_count
-    gradient, hessian, leaf = rows.gradient, rows.hessian, rows.leaf
+    gradient, hessian, wide_codes = rows.gradient, rows.hessian, histogram_rows.wide
     sampled, influence = rows.sampled, rows.influence
     packing, policy = task.packing, task.policy
     scales, allowed = task.scales, task.allowed
     constraints, limits, direction = task.constraints, search.limits, search.direction
-    pool, packed_histograms = histograms.by_channel, histograms.packed
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
     order, goes_left = search.scratch.order, thread_scratch.goes_left
-    leaf_sums, stack = thread_scratch.leaf_sums, thread_scratch.stack
     total, control, by_unit = thread_scratch.total, team_buffers.control, team_buffers.by_unit
     records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
     counts, all_best, left_codes = team_buffers.counts, team_buffers.best, team_buffers.left_codes
-    flushed_of = team_buffers.flushed
-    rows_of, leaf_of, units = team_buffers.n_rows, team_buffers.leaf_of, team_buffers.units
+    flushed_of, rows_of, units = team_buffers.flushed, team_buffers.n_rows, team_buffers.units
     offset, first_of, features = layout.offset, layout.first, layout.features
     start_of, is_category, bins_of = layout.start, layout.is_categorical, layout.n_bins
     total_of, gain_of = nodes.total, nodes.gain
@@ -160,17 +156,9 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     # A few excluded rows are routed along with the others; many of them are assigned to leaves after the tree is grown.
     route_excluded = False
     if influence is not None:
-        mine, spare = records[0], records[1]
-        at, behind = starts[thread], starts[thread + 1] - 1
+        excluded[0, 0] = _quantise_kept(thread, rows, task, team_buffers)
         excluded[0, 1] = starts[thread + 1]
-        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
-            last = first + STRIPE if first + STRIPE < n_rows else n_rows
-            piece = spare[starts[thread] : starts[thread] + last - first]
-            at, behind = quantise_above(
-                gradient, hessian, influence, task.least_influence, scales, first, last, (at, behind), mine, piece
-            )
-        excluded[0, 0] = at
-        counts[parity, thread] = at
+        counts[parity, thread] = excluded[0, 0]
         epoch = barrier(control, n_threads, epoch)
         if epoch < 0:
             return I(-1)
@@ -247,21 +235,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
-            # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all rows.
-            if pool is not None:
-                n_channels = pool.shape[1]
-                for channel in range(n_channels):
-                    total[channel] = 0.0
-                    for b in range(offset[1]):
-                        total[channel] += pool[slot[small], channel, b]
-                if n_channels == 2:
-                    total[2] = total[1]
-            if packed_histograms is not None:
-                word = packed_histograms.sums[slot[small], offset[1] - 1]
-                total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
-                total[2] = total[1]
-                if packed_histograms.counts.size > 0:
-                    total[2] = np.float64(packed_histograms.counts[slot[small], offset[1] - 1])
+            _sum_root(histograms, slot[small], offset[1], total)
             init_root(nodes, total)
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
@@ -309,7 +283,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             n_bins, best, total_h = bins_of[feature], nodes.best[node], total_of[node, 1]
             mark_codes(histograms, slot[node], offset[feature], layout, best, total_h, search, goes_left)
             missing_left_of[node] = goes_left[n_bins]
-            if pool is not None:
+            if histograms.by_channel is not None:
                 if is_category[feature] != 0 and thread == 0:
                     for code in range(n_bins + 1):
                         left_codes[node, code] = goes_left[code]
@@ -337,14 +311,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             side_of[left] = side_of[right] = 1 - side
             if influence is not None:
                 if route_excluded:
-                    begin, end = excluded[node, 0], excluded[node, 1]
-                    source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
-                    if row < 0:
-                        middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
-                    else:
-                        middle = begin + split_records(codes[row], goes_left, source, target)
-                    excluded[left, 0], excluded[left, 1] = begin, middle
-                    excluded[right, 0], excluded[right, 1] = middle, end
+                    _split_excluded(node, left, rows, records, side, row, goes_left, excluded)
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < policy.max_depth:
                 small, large = (left, right) if rows_left <= rows_right else (right, left)
@@ -362,7 +329,74 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
         if large < 0:
             break
 
-    # Number the leaves from left to right, write the leaf of each of this thread's rows, and add up its leaves.
+    _finish_leaves(thread, rows, scales, team_buffers, thread_scratch, child_of, route_excluded)
+    return n_nodes
+
+
+@internal
+def _quantise_kept(thread, rows, task, team_buffers):
+    """Quantise this thread's rows: those that take part, and behind them the excluded ones; return where these begin."""
+    records, starts = team_buffers.records, team_buffers.starts
+    n_threads = starts.size - 1
+    n_rows = starts[n_threads]
+    kept, spare = records[0], records[1]
+    at, behind = starts[thread], starts[thread + 1] - 1
+    for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+        last = first + STRIPE if first + STRIPE < n_rows else n_rows
+        piece = spare[starts[thread] : starts[thread] + last - first]
+        at, behind = quantise_above(
+            rows.gradient,
+            rows.hessian,
+            rows.influence,
+            task.least_influence,
+            task.scales,
+            first,
+            last,
+            (at, behind),
+            kept,
+            piece,
+        )
+    return at
+
+
+@internal
+def _split_excluded(node, left, rows, records, side, row, goes_left, excluded):
+    """Move this thread's excluded rows of a split node to its children, of which `left` is the left one."""
+    begin, end = excluded[node, 0], excluded[node, 1]
+    source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
+    if row < 0:
+        middle = begin + split_records(rows.codes.wide[-1 - row], goes_left, source, target)
+    else:
+        middle = begin + split_records(rows.narrow[row], goes_left, source, target)
+    excluded[left, 0], excluded[left, 1] = begin, middle
+    excluded[left + 1, 0], excluded[left + 1, 1] = middle, end
+
+
+@internal
+def _sum_root(histograms, slot, n_buckets, total):
+    """Write the sums over all rows to `total`: every row is in exactly one of the first feature's buckets."""
+    if histograms.by_channel is not None:
+        n_channels = histograms.by_channel.shape[1]
+        for channel in range(n_channels):
+            total[channel] = 0.0
+            for b in range(n_buckets):
+                total[channel] += histograms.by_channel[slot, channel, b]
+        if n_channels == 2:
+            total[2] = total[1]
+    if histograms.packed is not None:
+        word = histograms.packed.sums[slot, n_buckets - 1]
+        total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
+        total[2] = total[1]
+        if histograms.packed.counts.size > 0:
+            total[2] = np.float64(histograms.packed.counts[slot, n_buckets - 1])
+
+
+@internal
+def _finish_leaves(thread, rows, scales, team_buffers, thread_scratch, child_of, route_excluded):
+    """Number the leaves from left to right, write the leaf of each of this thread's rows, and add up its leaves."""
+    records, leaf_of = team_buffers.records, team_buffers.leaf_of
+    begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
+    excluded, leaf_sums, stack = thread_scratch.excluded, thread_scratch.leaf_sums, thread_scratch.stack
     stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:
@@ -376,12 +410,11 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
         else:
             leaf_of[node] = n_leaves
             mine = row_span(records, side_of[node], begins[node, thread], ends[node, thread])
-            label_rows(mine, leaf, n_leaves)
+            label_rows(mine, rows.leaf, n_leaves)
             leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
-            add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
-            if influence is not None:
+            add_leaf(mine, rows.gradient, rows.hessian, rows.codes.repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
+            if rows.influence is not None:
                 if route_excluded:
                     mine = row_span(records, side_of[node], excluded[node, 0], excluded[node, 1])
-                    label_rows(mine, leaf, n_leaves)
+                    label_rows(mine, rows.leaf, n_leaves)
             n_leaves += 1
-    return n_nodes

@@ -43,8 +43,8 @@ class ShardGrower:
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
         #: Buffers for the histograms of nodes: as float64, and as int32 by output. They are kept, because new memory for every
         #: round would cost more page faults than the work on few rows. (`flush` multiplies old sums by 0, so they begin as 0.)
-        of_node = self.n_channels, int(shard.bin_layout.offset[-1])
-        self._wide = np.zeros((1, *of_node))
+        shape = self.n_channels, int(shard.bin_layout.offset[-1])
+        self._wide = np.zeros((1, *shape))
         self._narrow: dict[int, np.ndarray] = {}
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}

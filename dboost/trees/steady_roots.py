@@ -52,7 +52,7 @@ class SteadyRoots:
             none = np.zeros((shard.spec.n_channels, int(layout.offset[-1])))
             before = _Root(none, np.zeros(shard.n_rows, np.int16), float(task.scales[1]))
         sums, known = before.sums, before.known
-        added = layout, task.packing if is_first else task.packing._replace(one=0)
+        added = layout, task.packing if is_first else task.packing._replace(row=0)
         hessians = or_empty(hessian, "float32")
 
         def work(thread: int) -> np.ndarray:

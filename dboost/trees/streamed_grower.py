@@ -199,13 +199,20 @@ class _TreePass:
         if self._splits:
             self._tables.apply(block, slots)
         hessian, rows = or_empty(hessian, "float32"), or_empty(rows, "int64")
-        of_block = BlockRows(block.histogram_rows, slots, gradient, hessian, rows, n)
+        summed = BlockRows(block.histogram_rows, slots, gradient, hessian, rows, n)
         if self.uses_codes:
             sum_pairs(
-                of_block, task.scales, self._layout, task.packing, self._pairs, self._counts, tree.grower.records, tree.scratch
+                summed,
+                task.scales,
+                self._layout,
+                task.packing,
+                self._pairs,
+                self._counts,
+                tree.grower.records,
+                tree.scratch,
             )
         if self._request.ends_tree:
-            finish_leaves(of_block, task.scales, self._number_of, self._sums)
+            finish_leaves(summed, task.scales, self._number_of, self._sums)
 
     def finish(self) -> RoundHistograms:
         """Return the sums of all blocks."""

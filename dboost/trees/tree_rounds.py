@@ -71,9 +71,9 @@ class TreeRounds:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins."""
         tasks, layout, in_flight = order.tasks, order.layout, order.n_in_flight
         n_groups = min(in_flight, len(tasks))  # of trees that share rounds
-        of_tree = in_flight if n_groups == 1 else 1
-        n_leaves = -(-order.n_leaves_per_round // of_tree)
-        growers = {task.output: grow_tree(task, layout, order.n_rows, n_leaves, of_tree) for task in tasks}
+        in_flight_of_tree = in_flight if n_groups == 1 else 1
+        n_leaves = -(-order.n_leaves_per_round // in_flight_of_tree)
+        growers = {task.output: grow_tree(task, layout, order.n_rows, n_leaves, in_flight_of_tree) for task in tasks}
         finders = self._new_finders(order)
         grown: dict[int, GrownTree] = {}
         under_way: deque[tuple[Mapping[int, Round], Callable[[], RoundSumsAndSplits]]] = deque()

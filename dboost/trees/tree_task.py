@@ -242,8 +242,8 @@ class TreeTask:
 
     def can_stay_packed_by(self, sizes: np.ndarray) -> bool:
         """Return whether histograms of numeric features may stay packed for rows with these sums (`kernels.rows.add_sizes`)."""
-        below, above, of_hessians = sizes.tolist()
-        return self.has_plain_gain and below >= -(2**31) and above < 2**31 and of_hessians < 2**32
+        below, above, hessians = sizes.tolist()
+        return self.has_plain_gain and below >= -(2**31) and above < 2**31 and hessians < 2**32
 
     @property
     def has_plain_gain(self) -> bool:

@@ -91,8 +91,8 @@ class WholeTreeGrower:
         return self._grow(task, self._buffers, root)
 
     def _grow(self, task: TreeTask, buffers: _Buffers, root: np.ndarray | None) -> GrownTree:
-        team, shard, layout, shared = self.team, self.shard, self.shard.bin_layout, buffers.of_team
-        shared = buffers.of_team = shared._replace(control=team.control)
+        team, shard, layout, shared = self.team, self.shard, self.shard.bin_layout, buffers.shared
+        shared = buffers.shared = shared._replace(control=team.control)
         histograms = self._histograms_for(task, buffers)
         if root is not None:
             set_root(histograms, root, layout)
@@ -113,14 +113,14 @@ class WholeTreeGrower:
             proposal = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
             search = SplitSearch(task.limits, task.direction, proposal, buffers.search[thread])
             return grow_whole_tree(
-                thread, rows, layout, fused_task, shared, buffers.of_threads[thread], buffers.nodes[thread],
+                thread, rows, layout, fused_task, shared, buffers.scratch[thread], buffers.nodes[thread],
                 buffers.paths[thread], search, histograms,
             )  # fmt: skip
 
         n_nodes = team.run(work)[0]
         n_leaves = (n_nodes + 1) // 2
         counts, is_categorical = shared.n_rows[:n_nodes].copy(), layout.is_categorical
-        sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.of_threads) / task.scales[2:]
+        sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.scratch) / task.scales[2:]
         tree = GrownTree.of(task, buffers.nodes[0], counts, shared.leaf_of, sums, shared.left_codes, is_categorical)
         if n < shard.n_trained or (rows.influence is not None and EXCLUDED_FRACTION * (n - tree.n_rows) > n):
             self._rows.unrouted.append((assign_leaves(shard.bins, layout, tree), rows.leaf))
@@ -178,8 +178,8 @@ class WholeTreeGrower:
 class _Buffers:
     """Buffers of a team for trees of one growth policy."""
 
-    of_team: TeamBuffers
-    of_threads: list[ThreadScratch]
+    shared: TeamBuffers
+    scratch: list[ThreadScratch]  # by thread
     nodes: list[NodeArrays]  # by thread
     search: list[SearchScratch]  # by thread
     n_slots: int  # most leaves that are open at the same time
@@ -193,8 +193,8 @@ class _Buffers:
         n_threads = team.n_threads
         n_slots = min(policy.max_leaves, _SLOTS_ANY_ORDER) if policy.order == ANY_ORDER else policy.max_leaves
         return cls(
-            of_team=_team_buffers(shard, policy, team, by_unit),
-            of_threads=[_thread_scratch(shard, policy, n_threads, n_slots) for _ in range(n_threads)],
+            shared=_team_buffers(shard, policy, team, by_unit),
+            scratch=[_thread_scratch(shard, policy, n_threads, n_slots) for _ in range(n_threads)],
             nodes=[new_node_arrays(policy.max_leaves) for _ in range(n_threads)],
             search=[new_search_scratch(int(shard.bin_layout.n_bins.max()) + 1) for _ in range(n_threads)],
             n_slots=n_slots,

@@ -51,7 +51,7 @@ def records_of(gradient: list[int], hessian: list[int], rows: list[int]) -> np.n
 
 def word(gradient: int, hessian: int, packing: Packing) -> int:
     """Return the word that a row adds to a packed bucket."""
-    return (gradient << packing.high) + (hessian << packing.low) + packing.one
+    return (gradient << packing.high) + (hessian << packing.low) + packing.row
 
 
 @pytest.mark.fast_cells(16)
@@ -117,7 +117,7 @@ def histogram_of(
     shard = table.shard(np.zeros(table.n_rows), None)
     layout = shard.bin_layout
     first, last = columns or (0, len(layout.first) - 1)
-    histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
+    histogram = np.full((2 if packing.row == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
     rows = shard.histogram_rows._replace(repeat_count=or_empty(repeat_count, "uint8"))
@@ -244,7 +244,7 @@ def test_a_histogram_follows_gradients_that_change(
     slopes = np.array([-1.0, 0.25, 0.0, 1.0], np.float32)
     gradient, known, sums = rng.choice(slopes, n), np.zeros(n, np.int16), np.zeros((n_channels, int(layout.offset[-1])))
     for number in range(4):
-        packing = packing._replace(rows=flush_after, one=packing.one if number == 0 else 0)
+        packing = packing._replace(rows=flush_after, row=packing.row if number == 0 else 0)
         for part in pairwise([0, round(cut * n), n]):
             add_changes(
                 shard.histogram_rows, gradient, hessian, scales, known, number == 0, part, (layout, packing),
@@ -317,7 +317,7 @@ def test_packings_hold_what_they_promise() -> None:
         assert sums[0] < 1 << (63 - packing.high)
         assert sums[1] <= packing.hessian_mask
         assert packing.hessian_mask << packing.low < 1 << packing.high
-        assert packing.rows * packing.one <= packing.count_mask
+        assert packing.rows * packing.row <= packing.count_mask
         assert packing.count_mask < max(1 << packing.low, 1)
         assert packing.max_gradient < 1 << 15
         assert packing.max_hessian < 1 << 16
