@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from dboost.errors import ParameterError
 from dboost.files.path_text import path_text
 from dboost.params import Parameters
-from dboost.params.peer_names import ALIASES, check_removed, explanation, with_our_names
+from dboost.params.peer_names import ALIASES, explanation, with_our_names
 from dboost.version import __version__
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -439,6 +439,5 @@ def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, st
         return
     if ours in elsewhere:
         raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[ours]}")
-    check_removed({key: None})
     hint = explanation(key, known) or f"; there are: {', '.join(known)}"
     raise ParameterError(f"unknown parameter {key!r} {where}{hint}")

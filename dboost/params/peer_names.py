@@ -32,8 +32,6 @@ LOSSES_OF_PEERS = {
                  "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
                  "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
 }  # fmt: skip
-#: Keywords of earlier versions, and what replaces them, for messages.
-REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
 
 
 def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
@@ -234,7 +232,7 @@ HINTS = _by_name({
     "transform the target before the fit": "reg_sqrt",
     "see the evaluation metrics of the documentation":
         "fair_c sigmoid auc_mu_weights multi_error_top_k top_k topk metric_params",
-    "call refit_leaves of the model": "refit_decay_rate refit",
+    "call refit_leaves of the model or of the estimator": "refit_decay_rate refit refit_leaves",
 })  # fmt: skip
 #: Where our own keywords belong, for functions that do not have them.
 PLACES = _by_name(
@@ -350,13 +348,6 @@ MODULE = _by_name({
 })  # fmt: skip
 
 
-def check_removed(keywords: Mapping[str, Any]) -> None:
-    """Raise a ParameterError for a keyword of an earlier version; its message states what replaces it."""
-    for name in keywords:
-        if name in REMOVED:
-            raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
-
-
 def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HINTS) -> str:
     """Return what an unknown name of a keyword may mean, to follow the name in a message; empty if nothing is like it.
 
@@ -404,7 +395,6 @@ def with_our_names(
     ParameterError
         For an unknown name, with what to use; and if a keyword and an alias of it are both given.
     """
-    check_removed(keywords)
     renamed = {name: value for name, value in keywords.items() if name in known}
     for name, value in keywords.items():
         if name in known:
