@@ -608,7 +608,7 @@ class Relay:
     ----------
     line : Line
         From the reducer, or from another relay.
-    here : SessionRef
+    ref : SessionRef
         The session that answers on this line.
     open_lines : callable
         Opens lines to sessions; returns each, or the error.
