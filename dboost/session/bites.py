@@ -19,6 +19,7 @@ files, blocks are small enough that the buffers of all sections fit in memory wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ from dboost.rows.shard import columns_among
 from dboost.rows.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.session.fit_records import BuildSpec, SelectedRows
 from dboost.session.memory import Budget
-from dboost.session.table_rows import BatchRows, StartingPiece
-from dboost.trees.apply_trees import add_iterations
+from dboost.session.starting_rows import StartingPiece
+from dboost.session.table_rows import BatchRows
+from dboost.trees.apply_trees import add_trees
 from dboost.trees.fit_trees import FitTree
 from dboost.tuning import tuning
 
@@ -114,7 +116,7 @@ class BiteStore:
             piece_rows = rows_that_fit(code_fields(spec.shard.layout), sum(sizes))
         self._store = RowStore(groups, sizes, place)
         try:
-            for piece in rows.pieces(spec, n_threads, min(piece_rows, max(sum(sizes), 1))):
+            for piece in rows.starting.pieces(spec, n_threads, min(piece_rows, max(sum(sizes), 1))):
                 self._append(piece)
         except BaseException:
             self._store.close()
@@ -122,7 +124,7 @@ class BiteStore:
 
     def _append(self, piece: StartingPiece) -> None:
         """Add each row to its part."""
-        row_ids = np.arange(piece.first, piece.first + piece.codes.n_rows)
+        row_ids = self._numbers.start(piece.partition) + piece.first + np.arange(piece.codes.n_rows)
         fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
         parts = parts_of(self.spec.seed, self._n_parts, piece.fields.get("draw_id", row_ids))
         counts = np.bincount(parts, minlength=self._n_parts)
@@ -181,11 +183,11 @@ class BiteStore:
         iterations : all of the model; those of the last visit of the part are still among them.
         """
         rows = self._store.load(part)
-        missed = iterations[self._n_seen[part] :]
+        missed = [*chain.from_iterable(iterations[self._n_seen[part] :])]
         if missed:
             layout, raw = self.spec.shard.layout, rows["raw"]
             codes = columns_among(rows, layout)
-            self._spread(lambda first, last: add_iterations(codes, layout, missed, raw, first, last), raw.shape[1])
+            self._spread(lambda first, last: add_trees(codes, layout, missed, raw, first, last), raw.shape[1])
             self._store.save("raw", raw, part)
             self._n_seen[part] = len(iterations)
         return rows if self._store.place is not None else rows | {"raw": rows["raw"].copy()}

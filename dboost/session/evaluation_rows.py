@@ -1,11 +1,11 @@
 """Evaluation sets: rows that are encoded like the training rows, scored by each new tree, and evaluated by exact metrics.
 
-An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). Its codes,
-targets, weights and raw scores are in a `rows.row_store.RowStore`, in memory or in files. `SessionEvalSets.add` decides: all
-sets in memory together take at most 1/8 of a memory limit, and sets beyond that are streamed. Both give the same metrics to the
-last bit, because metrics are computed in chunks that merge exactly: one of a set in memory, one of each block of files. (The
-area under the curve keeps all distinct scores in memory until the last merge.) To add a tree or to compute a metric, the
-threads of the team share the blocks, which are so short that the blocks of all threads fit into the memory for small sets.
+An evaluation set has its own table, or it consists of rows that were chosen from the training table. Its codes, targets,
+weights and raw scores are in a `rows.row_store.RowStore`, in memory or in files: all sets in memory together take at most 1/8
+of a memory limit (`Budget.holds_set`), and sets beyond that are streamed. Both give the same metrics to the last bit, because
+metrics are computed in chunks that merge exactly: one of a set in memory, one of each block of files. (The area under the curve
+keeps all distinct scores in memory until the last merge.) To add trees or to compute a metric, the threads of the team share
+the blocks, which are so short that the blocks of all threads fit into the memory for small sets.
 
 **Sessions.** `SessionEvalSets` are the sets of one process. On a worker a set consists of the rows of each batch, and each part
 counts the trees in its scores: missing trees are added together at the next call. With arcbites the model is truncated after a
@@ -16,16 +16,15 @@ arguments of the next `evaluate`, so rows that are loaded later and calls that a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.data import ReadOptions, Table
-from dboost.data.columns.roles import kept_rows
+from dboost.data import ReadOptions
 from dboost.data.tables.eval_tables import named_in_messages
 from dboost.data.tables.open_table import read_table
 from dboost.data.tables.reading import GivenTable
@@ -33,23 +32,21 @@ from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.ensemble import FlatEnsemble, averaged
+from dboost.model.ensemble import averaged
 from dboost.rows.block_file import Field
-from dboost.rows.encode import encoded_pieces
 from dboost.rows.row_store import FieldGroup, InFiles, RowRange, RowStore
 from dboost.rows.shard import BinnedColumns, empty_binned_columns
 from dboost.rows.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
 from dboost.session.fit_records import BuildSpec
 from dboost.session.memory import Budget
+from dboost.session.starting_rows import StartingRows
 from dboost.session.target import encode_chunk
-from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.trees.apply_trees import ConsecutiveCodes, add_grown_tree
+from dboost.session.warm_start import row_matrix
+from dboost.trees.apply_trees import ConsecutiveCodes, add_trees
 from dboost.trees.fit_trees import FitTree
 
 _log = logging.getLogger("dboost")
 
-#: Smallest number of rows of a block.
-_LEAST_BLOCK_ROWS = 1024
 #: Number of rows that are encoded at a time.
 _PIECE_ROWS = 65_536
 
@@ -57,101 +54,6 @@ _PIECE_ROWS = 65_536
 def log_streamed_eval_set(name: str) -> None:
     """Log that a set, or some of its rows, exceed the memory limit."""
     _log.info("rows of evaluation set %r exceed the memory limit and are streamed from files", name)
-
-
-@dataclass(frozen=True, eq=False)
-class EvalRows:
-    """Rows of a table that form an evaluation set.
-
-    Attributes
-    ----------
-    table : Table
-    target_of : callable
-        Returns the encoded targets of all rows of a chunk, given its number: float64[n], or [n_columns, n].
-    rows : int64[n_rows] or None
-        Positions of the chosen rows, ascending; None for all rows of positive weight.
-    weight : float64[n_rows] or None
-        Weights of the chosen rows, None for 1. Without chosen rows the table has the weights.
-    """
-
-    table: Table
-    target_of: Callable[[int], np.ndarray]
-    rows: np.ndarray | None = None
-    weight: np.ndarray | None = None
-
-    def positions(self) -> np.ndarray | None:
-        """Return the rows' positions in the table (int64, ascending), None for all."""
-        if self.rows is not None:
-            return self.rows
-        self.table.gather_roles()
-        return kept_rows(self.table.weight)
-
-    def counts(self) -> list[int]:
-        """Return the number of these rows in each chunk."""
-        if self.rows is not None:
-            return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
-        return [self.table.n_kept(k) for k in range(self.table.n_chunks)]
-
-    def weights(self) -> tuple[float, bool]:
-        """Return the largest weight, and whether the rows have weights."""
-        if self.rows is not None:
-            return 1.0 if self.weight is None else float(self.weight.max(initial=0.0)), self.weight is not None
-        max_weight, weighted = 0.0, False
-        for k, length in enumerate(self.table.lengths):
-            weight = self.table.roles(k).weight if length else None
-            if length:
-                max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
-            weighted = weighted or weight is not None
-        return max_weight, weighted
-
-    def start_fields(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
-        """Yield target, weight and raw scores of chosen rows chunk by chunk; see `pieces`. No model may be continued."""
-        assert self.rows is not None and spec.warm_start.model is None
-        begin, last = 0, 0
-        for k, length in enumerate(self.table.lengths):
-            first, last = last, int(np.searchsorted(self.rows, begin + length))
-            if first < last:
-                at, offset = self.rows[first:last] - begin, self.table.roles(k).offset
-                raw = np.repeat(spec.baseline[:, None], last - first, axis=1)
-                if offset is not None:
-                    raw[spec.target.loss.link.offset_outputs] += offset[at]
-                weight = np.ones(last - first) if self.weight is None else self.weight[first:last]
-                yield {"target": self.target_of(k)[..., at], "weight": weight, "raw": raw}
-            begin += length
-
-    def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the rows in pieces: codes (narrow, wide), target, weight (ones if the table has none) and raw scores."""
-        baseline, warm_start = spec.baseline, spec.warm_start
-        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
-        chunk, at = -1, 0
-        for piece in encoded_pieces(
-            self.table, spec.binning, spec.shard.layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows
-        ):
-            if piece.number != chunk:
-                chunk, y = piece.number, self.target_of(piece.number)
-            n = piece.codes.n_rows
-            weight, offset = piece.roles.weight, piece.roles.offset
-            if self.rows is not None:
-                weight = None if self.weight is None else self.weight[at : at + n]
-            raw = np.repeat(baseline[:, None], n, axis=1)
-            if offset is not None:
-                raw[spec.target.loss.link.offset_outputs] += offset
-            of_trees = {}
-            if flat is not None:
-                block = matrix_of(piece.chunk)
-                add_block(raw, flat, block, (0, warm_start.n_before), n_threads)
-                if spec.shard.averages:
-                    sums = np.zeros((n, len(raw)))
-                    flat.add_to(sums, block, (0, warm_start.n_before), n_threads)
-                    of_trees = {"tree_sum": sums.T}
-            yield of_trees | {
-                "narrow": piece.codes.narrow,
-                "wide": piece.codes.wide,
-                "target": y[..., piece.rows],
-                "weight": np.ones(n) if weight is None else weight,
-                "raw": raw,
-            }
-            at += n
 
 
 class EncodedEvalRows(NamedTuple):
@@ -211,26 +113,23 @@ class EvalSet:
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
         #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
         self._n_before = n_before = _n_averaged(spec)
-        self._width, self._unit = 1, spec.unit  # values per leaf, and unit of the values
+        self._width, self._unit = spec.shard.width, spec.unit  # values per leaf, and unit of the values
         self._sums = "raw" if n_before is None else "tree_sum"
 
     @property
     def n_rows(self) -> int:
         return self.store.n_rows
 
-    def add(self, tree: FitTree) -> None:
-        """Add a tree's leaf values to the raw scores of its outputs."""
-        values = tree.leaf_values * self._unit
+    def add(self, trees: Sequence[FitTree]) -> None:
+        """Add trees to the raw scores, in one pass."""
 
         def work(thread: int) -> None:
             for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
                 codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
-                to = tree.scores_of(fields[self._sums])
-                add_grown_tree(codes, self._layout, tree, values, to, first, last, offset)
+                add_trees(codes, self._layout, trees, fields[self._sums], first, last, offset, self._unit)
 
         self._team.run(work)
-        self._width = 1 if values.ndim == 1 else len(values)
-        self.n_trees += 1
+        self.n_trees += len(trees)
 
     def _share(self, thread: int, reads: Sequence[str], writes: Sequence[str] = ()) -> Iterator[RowRange]:
         return self.store.walk(reads, writes, thread=thread, n_threads=self._team.n_threads)
@@ -286,9 +185,11 @@ class EvalSet:
         self._follow(mark, n_cuts)
         if self.n_trees < first:
             return False
-        for tree in trees[self.n_trees - first :]:
-            self.add(tree)
-            self._save_at(mark)
+        lacking, n_before_mark = trees[self.n_trees - first :], max(mark - self.n_trees, 0)
+        for added in (lacking[:n_before_mark], lacking[n_before_mark:]):
+            if added:
+                self.add(added)
+                self._save_at(mark)
         return True
 
     def _follow(self, mark: int, n_cuts: int) -> None:
@@ -409,7 +310,7 @@ class SessionEvalSets:
         if budget is not None:
             options = replace(budget.reading, limit=None)  # of the training rows
         with named_in_messages(given.name), read_table(given, options, like=spec.binning.features) as table:
-            rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
+            rows = StartingRows(table, lambda k: encode_chunk(table, k, spec.target))
             self.add(given.name, rows, spec, budget, with_block=with_block)
         if self.in_files(name=given.name):
             log_streamed_eval_set(given.name)
@@ -417,7 +318,7 @@ class SessionEvalSets:
     def add(
         self,
         name: str,
-        rows: EvalRows,
+        rows: StartingRows,
         spec: BuildSpec,
         budget: Budget | None,
         *,
@@ -435,21 +336,19 @@ class SessionEvalSets:
         n_threads = self._team.n_threads
         counts, (max_weight, weighted) = rows.counts(), rows.weights()
         n_rows, groups = sum(counts), eval_fields(spec.shard, weighted)
-        place, block_rows = None, min(n_rows, _PIECE_ROWS)
-        if not with_block and budget is not None:
+        place, piece_rows = None, min(n_rows, _PIECE_ROWS)
+        if budget is not None and not with_block:
             row_bytes = sum(field.n_bytes(1) for group in eval_fields(spec.shard, True) for field in group.fields)
-            if self._n_bytes + n_rows * row_bytes <= budget.retained:
+            if budget.holds_set(self._n_bytes + n_rows * row_bytes):
                 self._n_bytes += n_rows * row_bytes
             else:
-                block_rows = rows_that_fit(groups[0].fields, n_rows)
-                while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > budget.retained:
-                    block_rows //= 2
-                place = InFiles(block_rows, self._root)
+                piece_rows = budget.block_rows_of_set(rows_that_fit(groups[0].fields, n_rows), row_bytes, n_threads)
+                place = InFiles(piece_rows, self._root)
         shared = shared if place is None else None
         store = RowStore(groups if shared is None else eval_fields(spec.shard, weighted, has_codes=False), [n_rows], place)
         try:
             without_codes = shared is not None and spec.warm_start.model is None
-            for piece in rows.start_fields(spec) if without_codes else rows.pieces(spec, block_rows, n_threads):
+            for piece in rows.start_fields(spec) if without_codes else rows.evaluated(spec, n_threads, piece_rows):
                 store.append(len(piece["weight"]), piece)
             block = row_matrix(rows.table, rows.positions()) if with_block else None
         except BaseException:

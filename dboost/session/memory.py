@@ -186,6 +186,17 @@ class Budget:
         """Bytes of sampled values at a time."""
         return self.limit // 4
 
+    def holds_set(self, n_bytes: int) -> bool:
+        """Return whether the rows of an evaluation set may stay in memory. n_bytes : of all sets there, with this one."""
+        return n_bytes <= self.retained
+
+    def block_rows_of_set(self, most: int, row_bytes: int, n_threads: int) -> int:
+        """Return the rows of a block of an evaluation set in files: the blocks of all threads fit into the memory of sets."""
+        n_rows = most
+        while n_rows > _LEAST_BLOCK_ROWS and not self.holds_set(n_threads * n_rows * row_bytes):
+            n_rows //= 2
+        return n_rows
+
     def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
         """Return whether the rows may stay in memory; see `most_rows`."""
         return n_rows <= min(self.most_rows(spec, n_threads), tuning().resident_rows)
@@ -209,6 +220,8 @@ class Budget:
         return self.limit - buffers
 
 
+#: Smallest number of rows of a block of an evaluation set.
+_LEAST_BLOCK_ROWS = 1024
 #: Leaves of trees that neither `max_leaf_nodes` nor `max_depth` bounds.
 _UNBOUNDED_LEAVES = 2**20
 

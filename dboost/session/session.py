@@ -43,7 +43,7 @@ from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.bites import BiteStore, Iterations
 from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_rows
-from dboost.session.evaluation_rows import EncodedEvalRows, EvalRows, SessionEvalSets
+from dboost.session.evaluation_rows import EncodedEvalRows, SessionEvalSets
 from dboost.session.fit_records import (
     BuildSpec,
     MissingPartitions,
@@ -56,6 +56,7 @@ from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
+from dboost.session.starting_rows import StartingRows
 from dboost.session.table_rows import BatchRows
 from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
@@ -555,11 +556,11 @@ class Session:
         if chosen:
             rows = self.rows_of(batch)
             if rows.chosen and name in rows.chosen:  # otherwise a repeated call
-                held_out = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
+                held_out = StartingRows(rows.table, rows.target_of, *rows.chosen.pop(name))
                 self._evaluate_rows(batch, held_out, name, spec, size, with_block)
         elif batch not in self._built:
             rows = self.rows_of(batch)
-            self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
+            self._evaluate_rows(batch, StartingRows(rows.table, rows.target_of), name, spec, size, with_block)
             self._close_batch(batch)
             self._built.add(batch)
         return self.eval_sets.in_files(batch=batch)
@@ -570,7 +571,7 @@ class Session:
         return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
 
     def _evaluate_rows(
-        self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
+        self, batch: str, some: StartingRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
     ) -> None:
         """Add some rows of a batch to an evaluation set."""
         if any(some.counts()):

@@ -5,7 +5,7 @@ roles are in files like the columns (`data.tables.row_metadata`). Arrays that ar
 well, one partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data.
 `gather` loads everything into memory, for functions that need all rows together.
 
-`BatchRows.pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
+`BatchRows.starting` has the rows for code that encodes them piece by piece and writes them to files (`starting_rows`).
 
 **Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of
 its subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Sessions.ask` and `Sessions.change` call it in
@@ -15,7 +15,7 @@ every session. A function is pickled by its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,19 +28,20 @@ from dboost.data.columns.binning import Sample, sample_rows
 from dboost.data.columns.roles import RowRoles, kept_rows
 from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
-from dboost.rows.encode import distinct_of, encode_table, encoded_pieces, sampled
+from dboost.rows.encode import distinct_of, encode_table, sampled
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_groups import block_sizes, ends_of, ends_of_parts, next_ends
 from dboost.rows.row_store import InFiles, RowStore
-from dboost.rows.shard import BinnedColumns, RowIds, columns_among, compacted, tiles_of
+from dboost.rows.shard import RowIds, columns_among, compacted, tiles_of
 from dboost.rows.shard_spec import code_fields, rows_that_fit
 from dboost.rows.shared_codes import SharedCodes, shared_codes
 from dboost.session.encoded_rows import EncodedRows, joined_rows
 from dboost.session.fit_records import BuildSpec, RowNumbers
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
+from dboost.session.starting_rows import StartingRows
 from dboost.session.target import Target, encode_chunk, encode_like
-from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
+from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, first_scores, starting_scores
 from dboost.trees.apply_trees import ConsecutiveCodes
 
 Result = TypeVar("Result")
@@ -109,34 +110,10 @@ class BatchRows:
         """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
         return self.table.draw_ids(self.table.numbers.index(number), start)
 
-    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-        """Yield the rows of positive weight in pieces of at most `piece_rows` rows, in order."""
-        table, warm_start = self.table, spec.warm_start
-        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
-        seen = (warm_start.n_earlier if self._has_start_scores else 0, warm_start.n_before)
-        chunk, at = -1, 0
-        for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
-            n = piece.codes.n_rows
-            if piece.number != chunk:
-                chunk, at = piece.number, 0
-                roles = self.range_of(chunk)
-            rows_of_piece = slice(at, at + n)
-            if self._has_start_scores:
-                assert roles.offset is not None
-                raw = roles.offset[:, rows_of_piece].copy()
-            else:
-                raw = np.repeat(spec.baseline[:, None], n, axis=1)
-                if roles.offset is not None:
-                    raw[spec.target.loss.link.offset_outputs] += roles.offset[rows_of_piece]
-            if flat is not None:
-                add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-            fields = {"target": spec.in_unit(roles.numbers[..., rows_of_piece]), "raw": spec.in_unit(raw)}
-            if spec.shard.weighted:
-                fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[rows_of_piece]
-            if spec.shard.grouped:
-                fields["draw_id"] = roles.group_keys[rows_of_piece]
-            yield StartingPiece(self.numbers.start(table.numbers[chunk]) + at, piece.codes, fields)
-            at += n
+    @property
+    def starting(self) -> StartingRows:
+        """The rows of positive weight."""
+        return StartingRows(self.table, self.target_of, scores_of=self._start_scores_of if self._has_start_scores else None)
 
     def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
         """Return the rows of positive weight in memory; None if there are none.
@@ -290,7 +267,7 @@ class BatchRows:
             place = InFiles(max(sizes), root, sizes)
         store = RowStore(spec.shard.groups(in_memory=False), [n_rows], place)
         try:
-            for piece in self.pieces(spec, self.n_threads, block_rows):
+            for piece in self.starting.pieces(spec, self.n_threads, block_rows):
                 fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
                 fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
                 store.append(piece.codes.n_rows, fields)
@@ -329,11 +306,9 @@ class BatchRows:
             n = table.n_kept(k)
             if n:
                 roles = table.roles(k)
-                kept, offset = kept_rows(roles.weight), roles.offset
-                kept_rows_of_chunk = slice(None) if kept is None else kept
-                scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
-                if offset is not None:
-                    scores[warm_start.offset_outputs] += offset[kept_rows_of_chunk]
+                kept = kept_rows(roles.weight)
+                offset = roles.offset if roles.offset is None or kept is None else roles.offset[kept]
+                scores = first_scores(warm_start.baseline, warm_start.offset_outputs, offset, n)
                 if flat is not None and warm_start.n_earlier:
                     at = 0
                     for matrix in chunk_matrices(table, k, kept):
@@ -418,14 +393,15 @@ class BatchRows:
         kept = kept_rows(given.weight)
         roles = replace(given, target=self.target_of(k))
         roles = roles if kept is None else roles.rows(kept)
-        if not self._has_start_scores:
-            return roles
+        return replace(roles, offset=self._start_scores_of(k)) if self._has_start_scores else roles
+
+    def _start_scores_of(self, k: int) -> np.ndarray:
+        """Return the start scores of the rows of positive weight of chunk k: float64[n_outputs, n]."""
         if self.table.keeps_roles_apart:
-            return replace(roles, offset=self._scores.get(k)[0])
+            return self._scores.get(k)[0]
         assert self.start_scores is not None
-        first, all_weights = sum(self.table.lengths[:k]), self.table.weight
-        before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
-        return replace(roles, offset=self.start_scores[..., before : before + roles.n_rows])
+        before = sum(map(self.table.n_kept, range(k)))
+        return self.start_scores[..., before : before + self.table.n_kept(k)]
 
     def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
@@ -468,12 +444,3 @@ class BatchRows:
         if self.table.keeps_roles_apart:
             self._targets.close()
             self._scores.close()
-
-
-@dataclass(frozen=True, eq=False)
-class StartingPiece:
-    """Consecutive rows of positive weight of one partition."""
-
-    first: int  # global id of the first row
-    codes: BinnedColumns  # valid until the next piece
-    fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from dboost.rows.statistics import Statistic
 from dboost.session.fit_records import BuildSpec, ReplayState
 from dboost.session.growers import Grower, new_grower
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
-from dboost.trees.apply_trees import add_iterations, assign_leaves
+from dboost.trees.apply_trees import add_trees, assign_leaves
 from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.tree_task import TreeTask
 
@@ -219,11 +220,11 @@ class TrainingRows:
     def _replay(self, past: ReplayState) -> None:
         if self.spec.averages:
             self._replay_forest(past)
-        missed = () if self.spec.averages else past.iterations
+        missed = () if self.spec.averages else [*chain.from_iterable(past.iterations)]
         if missed or past.pending:
 
             def work(shard: Shard, first: int, last: int) -> None:
-                add_iterations(shard.codes, shard.layout, missed, shard.raw, first, last)
+                add_trees(shard.codes, shard.layout, missed, shard.raw, first, last)
                 for tree in past.pending:
                     assign_leaves(shard.codes, shard.layout, tree)(shard.leaf[tree.output], first, last)
 

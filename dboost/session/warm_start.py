@@ -211,6 +211,14 @@ def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
     return plain(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
 
 
+def first_scores(baseline: np.ndarray, offset_outputs: slice, offset: np.ndarray | None, n_rows: int) -> np.ndarray:
+    """Return the raw scores of rows before any tree, float64[n_outputs, n_rows]; arguments as of `starting_scores`."""
+    scores = np.repeat(baseline[:, None], n_rows, axis=1)
+    if offset is not None:
+        scores[offset_outputs] += offset
+    return scores
+
+
 def starting_scores(
     baseline: np.ndarray,
     offset_outputs: slice,
@@ -241,10 +249,8 @@ def starting_scores(
     -------
     float64[n_outputs, n]
     """
-    n = table.n_rows if rows is None else len(rows)
-    scores = np.repeat(baseline[:, None], n, axis=1)
-    if table.offset is not None:
-        scores[offset_outputs] += table.offset if rows is None else table.offset[rows]
+    offset = table.offset if table.offset is None or rows is None else table.offset[rows]
+    scores = first_scores(baseline, offset_outputs, offset, table.n_rows if rows is None else len(rows))
     add_trees(scores, warm_start, table, rows, n_threads, iterations)
     return scores
 

@@ -26,9 +26,8 @@ from dboost.kernels.rows import add_tree
 from dboost.rows.shard import BinnedColumns
 from dboost.trees.fit_trees import FitTree
 
-#: Rows to which so many trees are applied before the next rows.
-_BLOCK, _TREES = 16_384, 64
-
+#: Rows to which so many trees are applied before the next rows, if there are many.
+_BLOCK, _TREES, _MANY_TREES = 16_384, 64, 8
 
 #: From this many rows on, labelling them with leaves is faster than following each to its leaf: with masks, and with tables for
 #: each leaf of the tree. Below, preparing the labelling takes longer.
@@ -80,19 +79,27 @@ def add_grown_tree(
         raw[..., at:to] += values.take(leaf[at + offset : to + offset], axis=-1)
 
 
-def add_iterations(
-    codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[FitTree]], raw: np.ndarray, first: int, last: int
+def add_trees(
+    codes: BinnedColumns,
+    layout: BinLayout,
+    trees: Sequence[FitTree],
+    raw: np.ndarray,
+    first: int,
+    last: int,
+    offset: int = 0,
+    unit: float = 1.0,
 ) -> None:
-    """Add whole iterations to the raw scores (float64[n_outputs, n_rows]) of rows first…last-1.
+    """Add trees to the raw scores (float64[n_outputs, n_rows]) of rows first…last-1; offset : see `add_grown_tree`.
 
-    Block by block, so that a block's codes and scores stay in the cache while all trees are applied to it.
+    Many trees are added block by block, so that a block's codes and scores stay in the cache meanwhile. unit : factor of leaf
+    values.
     """
-    trees = [tree for iteration in iterations for tree in iteration]
+    n_rows = _BLOCK if len(trees) >= _MANY_TREES else max(last - first, 1)
     for at in range(0, len(trees), _TREES):
-        for begin in range(first, last, _BLOCK):
-            end = min(begin + _BLOCK, last)
-            for tree in trees[at : at + _TREES]:
-                add_grown_tree(codes, layout, tree, tree.leaf_values, tree.scores_of(raw), begin, end)
+        applied = [(tree, tree.leaf_values * unit, tree.scores_of(raw)) for tree in trees[at : at + _TREES]]
+        for begin in range(first, last, n_rows):
+            for tree, values, of_output in applied:
+                add_grown_tree(codes, layout, tree, values, of_output, begin, min(begin + n_rows, last), offset)
 
 
 def leaf_finder(codes: BinnedColumns, layout: BinLayout, tree: FitTree) -> Callable[[np.ndarray, int, int], None] | None:

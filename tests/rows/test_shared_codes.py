@@ -288,10 +288,10 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
         size, owned = LossMagnitude.of(((1.0, 1.0),), 1.0, len(positions)), [(0, 20), (1, len(positions) - 20)]
         spec: Any = SimpleNamespace(shard=SPEC, target=SimpleNamespace(loss=SquaredError()), unit=1.0)
         part = EvalSet(store, spec, size, Team(2), owned=owned, shared=codes)
-        part.add(tree)
+        part.add([tree])
         before = part.store.load()["raw"].copy()
         part.keep_only([1])
-        part.add(tree)
+        part.add([tree])
         found.append((before, part.store.load()["raw"]))
     for mine, others in zip(*found, strict=True):
         np.testing.assert_array_equal(mine, others)
