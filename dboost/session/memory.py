@@ -131,7 +131,7 @@ class Budget:
         If no trees are grown: if slices of so many features exceed it by far.
         """
         if self.trees is not None:
-            self._check(np.full(n_features, self.trees.max_bins), np.ones(n_features, np.int64), 0, 1)
+            self._check(self.trees, np.full(n_features, self.trees.max_bins), np.ones(n_features, np.int64), 0, 1)
             return
         least = _CHUNKS * max(_LEAST_CHUNK, 8 * n_features)
         if least > _FAR * self.limit:
@@ -146,12 +146,10 @@ class Budget:
         """
         if self.trees is not None:
             n_bins = np.minimum(n_values, self.trees.max_bins)
-            self._check(n_bins, n_bins, n_rows, _FAR)
+            self._check(self.trees, n_bins, n_bins, n_rows, _FAR)
 
-    def _check(self, n_bins: np.ndarray, least_bins: np.ndarray, n_rows: int, factor: int) -> None:
+    def _check(self, trees: TreeNeeds, n_bins: np.ndarray, least_bins: np.ndarray, n_rows: int, factor: int) -> None:
         """Raise ParameterError if `least_bins` make histograms of more than `factor` limits; it names what `n_bins` take."""
-        trees = self.trees
-        assert trees is not None
         n_leaves = max(min(trees.max_leaves, n_rows // trees.min_samples_leaf), 1)
         if trees.n_at_once * histogram_bytes(_spec_of(least_bins, n_leaves), trees.n_threads) > factor * self.limit:
             spec = _spec_of(n_bins, n_leaves if trees.max_leaves >= _UNBOUNDED_LEAVES else trees.max_leaves)

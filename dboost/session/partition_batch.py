@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,9 +72,7 @@ class PartitionBatch:
         #: Of the thread that may decode a row group which is larger than its share: the decoders of several would be too much.
         self.decoding = threading.Lock()
         self._trim_counter = TrimCounter()
-        self._rows: MetadataRows | None = None
-        self._metadata: RowMetadata | None = None
-        self._survey: PartitionStats | None = None
+        self._scanned: _Scanned | None = None
 
     def take(self, i: int, bundle: tuple[Any, dict[str, Any]], is_persisted: bool = False) -> int:
         """Read partition `i`, and return its number of rows; called by loading tasks, several at a time.
@@ -103,20 +101,9 @@ class PartitionBatch:
         self._check([i])
         slices = self._stored[i]
         chunk = self._reader.chunk(i, slices[number], number)
-        if not number and self._metadata is not None and self._metadata_spool is None:  # the reader has joined the roles
-            chunk = replace(chunk, roles=self._roles_of(i, self._metadata))
+        if not number and self._scanned is not None and self._metadata_spool is None:  # the reader has joined the roles
+            chunk = replace(chunk, roles=self._scanned.roles_of(i))
         return chunk, number + 1 < len(slices)
-
-    def _roles_of(self, i: int, metadata: RowMetadata) -> RowRoles:
-        """Return the roles of a partition as they were read. metadata : of all rows, in memory."""
-        assert self._rows is not None and self._rows.numbers is not None
-        k = self._rows.numbers.index(i)
-        first, n_rows = sum(self._rows.lengths[:k]), self._rows.lengths[k]
-        roles = metadata.roles.rows(slice(first, first + n_rows))
-        target = roles.target
-        if isinstance(target, CategoryColumn):
-            return replace(roles, target=without_unused(target))
-        return roles if target is None else replace(roles, target=target.astype(metadata.target_dtype))
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
         """Store a role of the partitions, if the user passed one array for all rows."""
@@ -125,19 +112,18 @@ class PartitionBatch:
 
     def scan_partitions(self, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions, and drop the others."""
-        if self._survey is not None:  # repeated call
-            return self._survey
+        if self._scanned is not None:  # repeated call
+            return self._scanned.stats
         self._check(numbers)
         self._reader.keep_only(set(numbers))
         self._spool.keep_only(set(numbers))
         numbers = tuple(sorted(numbers))
-        self._rows = rows = MetadataRows(tuple(rows_in(self._stored[i]) for i in numbers), True, numbers)
+        rows = MetadataRows(tuple(rows_in(self._stored[i]) for i in numbers), True, numbers)
         metadata = self._reader.finish_roles({}, rows)
-        self._metadata = metadata
         self._reader.drop_unweighted_categories({i: self._stored[i] for i in numbers}, metadata.roles.weight)
         stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
         targets = [scan for *_, scan in stats if scan is not None]
-        self._survey = PartitionStats(
+        survey = PartitionStats(
             lengths=dict(zip(numbers, rows.lengths, strict=True)),
             n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
@@ -150,7 +136,8 @@ class PartitionBatch:
             unit_weights=all(is_unit for *_, is_unit, _ in stats),
             fingerprints={i: fingerprint_of(self._stored[i]) for i in numbers},
         )
-        return self._survey
+        self._scanned = _Scanned(numbers, rows, metadata, survey)
+        return survey
 
     def _check(self, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -170,20 +157,41 @@ class PartitionBatch:
 
     def table(self, features: tuple[Feature, ...], named: bool) -> Table:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
-        assert self._rows is not None and self._metadata is not None
+        if self._scanned is None:
+            raise MissingPartitions("partitions that have not been scanned")
+        numbers, rows, metadata, _ = self._scanned
         translations: list[np.ndarray | None] = []
         for feature, categories in zip(features, self._reader.categories(), strict=True):
             # With a closed plan the reader has used the final codes already.
             final = feature.categories is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
-        pieces = [self._stored[i] for i in self._rows.numbers or ()]
+        pieces = [self._stored[i] for i in numbers]
         spools = self._spool, pieces, translations, self._metadata_spool
-        return Table(features, named, self._rows, self._metadata, *spools, self._plan.binning)
+        return Table(features, named, rows, metadata, *spools, self._plan.binning)
 
     def close(self) -> None:
         self._spool.close()
         if self._metadata_spool is not None:
             self._metadata_spool.close()
+
+
+class _Scanned(NamedTuple):
+    """The listed partitions of a batch."""
+
+    numbers: tuple[int, ...]
+    rows: MetadataRows
+    metadata: RowMetadata  # of all rows
+    stats: PartitionStats
+
+    def roles_of(self, i: int) -> RowRoles:
+        """Return the roles of a partition as they were read, if they are in memory."""
+        k = self.numbers.index(i)
+        first = sum(self.rows.lengths[:k])
+        roles = self.metadata.roles.rows(slice(first, first + self.rows.lengths[k]))
+        target = roles.target
+        if isinstance(target, CategoryColumn):
+            return replace(roles, target=without_unused(target))
+        return roles if target is None else replace(roles, target=target.astype(self.metadata.target_dtype))
 
 
 def _stats_of(metadata: RowMetadata, n: int, roles: RowRoles) -> tuple[int, float, bool, TargetScan | None]:

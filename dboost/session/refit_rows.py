@@ -35,12 +35,11 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[EncodedStore]
         if not n:
             continue
         roles, matrices = rows.range_of(k), list(chunk_matrices(table, k, kept_rows(table.roles(k).weight)))
-        assert roles.offset is not None, "start scores"
         values = plain(matrices[0] if len(matrices) == 1 else np.concatenate(matrices))
         _check_finite(table, k, values)
         fields = {
             "target": spec.in_unit(roles.numbers),
-            "raw": np.ascontiguousarray(spec.in_unit(roles.offset)),
+            "raw": np.ascontiguousarray(spec.in_unit(rows.start_scores_of(k))),
             "values": values,
         }
         if spec.shard.weighted:

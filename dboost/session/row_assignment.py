@@ -85,7 +85,6 @@ def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignmen
 
 def _in_table_order(fold: FoldRows, ranges: Sequence[tuple[int, int]]) -> FoldRows:
     """Return the uses and parts of consecutive rows. ranges : first global id and number of rows of each partition."""
-    assert fold.parts is not None
     parts, row_ranges = fold.parts, [fold.at(*id_range) for id_range in ranges if id_range[1]]
     return FoldRows(
         np.concatenate([fold.uses[:0], *(fold.uses[rows] for rows in row_ranges)]),

@@ -166,14 +166,14 @@ class FoldRows(PerRow):
 
     uses : uint8[n], of consecutive runs of rows; starts : int64[n_runs], global id of the first row of each run, ascending;
     ends : int64[n_runs], where each run ends in `uses`. Default: one run from row 0 on.
-    parts : uint8[n], the part of each row: rows of one part have the same use in each fold of a group (`in_groups`); None if
+    parts : uint8[n], the part of each row: rows of one part have the same use in each fold of a group (`in_groups`); empty if
     the fold belongs to no group. group : unique name of the group.
     """
 
     uses: np.ndarray
     starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     ends: np.ndarray | None = None
-    parts: np.ndarray | None = None
+    parts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     group: str = ""
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:
@@ -187,7 +187,7 @@ class FoldRows(PerRow):
             of_them(self.uses),
             np.array([start for start, _ in filled], np.int64),
             np.cumsum([n for _, n in filled], dtype=np.int64),
-            None if self.parts is None else of_them(self.parts),
+            of_them(self.parts) if self.group else self.parts,
             self.group,
         )
 

@@ -58,7 +58,7 @@ from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
 from dboost.session.table_rows import BatchRows
-from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
+from dboost.session.training_rows import GivenLeaves, PassWidth, TrainingRows, no_leaves, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree, GrownTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -335,7 +335,7 @@ class Session:
                 self.build_from(rows, batch, spec, past)
             else:
                 self._spec = spec
-                leaves = partial(_leaves_in, FlatEnsemble(spec.given), self._n_threads)
+                leaves = partial(_leaves_in, FlatEnsemble(spec.given))
                 for values in rows_with_values(rows, spec):
                     self._train_on(values, batch, spec, past, leaves)
             self._close_batch(batch)
@@ -368,7 +368,9 @@ class Session:
             )
             self.trained += [] if streamed is None else [streamed]
 
-    def _train_on(self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: Any = None) -> None:
+    def _train_on(
+        self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: GivenLeaves = no_leaves
+    ) -> None:
         """Train on rows in memory, too."""
         team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self._n_threads)
         self.trained.append(TrainingRows(rows, batch, spec, past, team, leaves))
@@ -509,8 +511,8 @@ class Session:
 
     def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
         """Return a buffer for the histograms of a round as int32[...]."""
-        assert self._spec is not None
-        of_node = self._spec.shard.n_channels * int(self._spec.shard.bin_layout.offset[-1])
+        shard = self.trained[0].spec
+        of_node = shard.n_channels * int(shard.bin_layout.offset[-1])
         size = of_node * sum(len(request.nodes) for request in requests.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
@@ -597,6 +599,6 @@ class Session:
         return self.eval_sets.statistics(first, trees, metrics, mark, n_cuts)
 
 
-def _leaves_in(flat: FlatEnsemble, n_threads: int, values: np.ndarray, iteration: int) -> np.ndarray:
+def _leaves_in(flat: FlatEnsemble, values: np.ndarray, iteration: int) -> np.ndarray:
     """Return the leaves of rows in the trees of an iteration: int32[n_trees, n]."""
-    return flat.leaves(values, (iteration, iteration + 1), n_threads).T
+    return flat.leaves(values, (iteration, iteration + 1), 1).T

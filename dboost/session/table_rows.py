@@ -71,8 +71,8 @@ class BatchRows:
     ----------
     y : float64[n_rows], or [n_columns, n_rows]
         Encoded targets of all rows; empty if they are in files.
-    start_scores : float64[n_outputs, n_kept], or None
-        Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
+    start_scores : float64[n_outputs, n_kept]
+        Raw scores of the rows of positive weight by a model of other data; empty without such a model or if they are in files.
     chosen : dict, or None
         The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
     fold : FoldRows, or None
@@ -91,7 +91,7 @@ class BatchRows:
         self.fold: FoldRows | None = None
         self._shared: SharedCodes | None = None  # until the rows are built
         self.y = np.empty(0)
-        self.start_scores: np.ndarray | None = None
+        self.start_scores = np.empty((0, 0))
         if table.keeps_roles_apart:
             self._targets, self._scores = Spool(0), Spool(0)
         self._has_start_scores = False
@@ -113,7 +113,7 @@ class BatchRows:
     @property
     def starting(self) -> StartingRows:
         """The rows of positive weight."""
-        return StartingRows(self.table, self.target_of, scores_of=self._start_scores_of if self._has_start_scores else None)
+        return StartingRows(self.table, self.target_of, scores_of=self.start_scores_of if self._has_start_scores else None)
 
     def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
         """Return the rows of positive weight in memory; None if there are none.
@@ -121,8 +121,9 @@ class BatchRows:
         Raw values are released before the arrays of the state are allocated.
         """
         self.gather()
-        if self._shares_codes:
-            return self._rows_of_fold(spec)
+        fold = self._fold_that_shares
+        if fold is not None:
+            return self._rows_of_fold(spec, fold)
         rows = list(self.encoded(spec, 1))
         return joined_rows(rows, spec, self.n_threads) if rows else None
 
@@ -148,7 +149,7 @@ class BatchRows:
                 positions = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
             codes = encode_table(table, spec.binning, spec.shard.layout, positions, self.n_threads, n_rows)
             raw = None
-            if self.start_scores is not None or table.offset is not None or spec.warm_start.model is not None:
+            if self._has_start_scores or table.offset is not None or spec.warm_start.model is not None:
                 raw = self._raw_scores(spec, positions, kept_range)
             if last == n_kept:
                 self.close_values()
@@ -163,16 +164,14 @@ class BatchRows:
                 fields["draw_id"] = draw_id
             yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
 
-    def _rows_of_fold(self, spec: BuildSpec) -> EncodedStore | None:
+    def _rows_of_fold(self, spec: BuildSpec, fold: FoldRows) -> EncodedStore | None:
         """Return the rows that a fold trains on, whose codes are shared with the other folds of its group."""
-        fold = self.fold
-        assert fold is not None and fold.parts is not None
         parts, is_trained = fold.parts, fold.uses == TRAIN
         kept = np.flatnonzero(is_trained)
         if not len(kept):
             self.close_values()
             return None
-        shared = self._shared_codes(spec)
+        shared = self._shared_codes(spec, fold)
         of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
         segments = shared.segments(of_parts, self.ids())
         fields = {}
@@ -198,16 +197,15 @@ class BatchRows:
             yield "draw_id", draw_id
 
     @property
-    def _shares_codes(self) -> bool:
-        """Whether the rows are those of a fold that shares codes with others."""
+    def _fold_that_shares(self) -> FoldRows | None:
+        """The fold, if it shares codes with others."""
         fold = self.fold
-        return fold is not None and self.table.is_binned and self.n_kept == int(np.count_nonzero(fold.uses == TRAIN))
+        is_shared = fold is not None and self.table.is_binned and self.n_kept == int(np.count_nonzero(fold.uses == TRAIN))
+        return fold if is_shared else None
 
-    def _shared_codes(self, spec: BuildSpec) -> SharedCodes:
+    def _shared_codes(self, spec: BuildSpec, fold: FoldRows) -> SharedCodes:
         """Return the codes of the rows, also those that are not trained on, which the folds of the group share."""
-        table, fold = self.table, self.fold
-        assert fold is not None and fold.parts is not None
-        parts = fold.parts
+        table, parts = self.table, fold.parts
 
         def make() -> SharedCodes:
             codes = encode_table(table, spec.binning, spec.shard.layout, None, self.n_threads)
@@ -223,9 +221,10 @@ class BatchRows:
 
         None if none are shared, or if the rows are not consecutive among them.
         """
-        if not self._shares_codes:
+        fold = self._fold_that_shares
+        if fold is None:
             return None
-        shared = self._shared_codes(spec)
+        shared = self._shared_codes(spec, fold)
         first = shared.first_of(positions)
         return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
 
@@ -246,7 +245,7 @@ class BatchRows:
     def _raw_scores(self, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
         warm_start = spec.warm_start
-        if self.start_scores is None:
+        if not self._has_start_scores:
             loss = spec.target.loss
             return starting_scores(spec.baseline, loss.link.offset_outputs, warm_start, self.table, positions, self.n_threads)
         raw = self.start_scores[..., kept_range].copy()
@@ -323,7 +322,7 @@ class BatchRows:
         if not table.keeps_roles_apart and kept_rows(table.weight) is None:
             roles = replace(table.all_roles, target=self.y)
             if roles.n_rows:
-                yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
+                yield replace(roles, offset=self.start_scores) if self._has_start_scores else roles
             return
         for k in range(table.n_chunks):
             if self.table.n_kept(k):
@@ -393,13 +392,12 @@ class BatchRows:
         kept = kept_rows(given.weight)
         roles = replace(given, target=self.target_of(k))
         roles = roles if kept is None else roles.rows(kept)
-        return replace(roles, offset=self._start_scores_of(k)) if self._has_start_scores else roles
+        return replace(roles, offset=self.start_scores_of(k)) if self._has_start_scores else roles
 
-    def _start_scores_of(self, k: int) -> np.ndarray:
+    def start_scores_of(self, k: int) -> np.ndarray:
         """Return the start scores of the rows of positive weight of chunk k: float64[n_outputs, n]."""
         if self.table.keeps_roles_apart:
             return self._scores.get(k)[0]
-        assert self.start_scores is not None
         before = sum(map(self.table.n_kept, range(k)))
         return self.start_scores[..., before : before + self.table.n_kept(k)]
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.errors import DBoostError
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
@@ -48,7 +49,13 @@ class PassWidth(NamedTuple):
     n_trees: int  # that may grow
 
 
+#: Returns the leaves of rows in the trees of an iteration of `BuildSpec.given`, given their values: int32[n_trees, n].
 GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
+
+
+def no_leaves(values: np.ndarray, iteration: int) -> np.ndarray:
+    """Stand for the leaves of rows whose trees are grown."""
+    raise DBoostError("the trees of this fit are not given")
 
 
 class Halted(Exception):
@@ -67,8 +74,8 @@ class TrainingRows:
         What has been trained before; None if the state of the rows includes it.
     team : Team
         Threads that share the work; closed with the rows if these are in memory.
-    given_leaves : callable, optional
-        Returns the leaves of rows in the trees of an iteration of `BuildSpec.given`, given their values: int32[n_trees, n].
+    given_leaves : GivenLeaves
+        Default: the trees are not given.
     n_staying, n_trees : int
         Of rows in files: blocks of each thread that stay in memory, and trees that grow in the same passes.
 
@@ -87,7 +94,7 @@ class TrainingRows:
         spec: BuildSpec,
         past: ReplayState | None,
         team: Team,
-        given_leaves: GivenLeaves | None = None,
+        given_leaves: GivenLeaves = no_leaves,
         n_staying: int = 0,
         n_trees: int = 1,
     ) -> None:
@@ -242,8 +249,11 @@ class TrainingRows:
     def assign_leaves(self, iteration: int) -> None:
         """Assign each row to its leaf in each tree of an iteration of `BuildSpec.given`."""
         leaves_of = self._given_leaves
-        assert leaves_of is not None and self.shard is not None
-        self.shard.leaf[:] = leaves_of(self.shard.fields["values"], iteration)
+
+        def work(shard: Shard, first: int, last: int) -> None:
+            shard.leaf[:, first:last] = leaves_of(shard.fields["values"][first:last], iteration)
+
+        self.each(work)
 
     def _add_to_means(self, values: np.ndarray) -> None:
         """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
@@ -379,7 +389,9 @@ def streamed_rows(
         n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_shares)
         n_trees, n_staying = _divide(store, spec.shard, memory - limit.reserve, n_leaves, n_shares, is_alone=is_alone)
         encoded = EncodedStore(store, spec.shard, ids)
-        return TrainingRows(encoded, batch, spec, past, team, None, n_staying, n_trees), PassWidth(n_leaves, n_trees)
+        return TrainingRows(encoded, batch, spec, past, team, n_staying=n_staying, n_trees=n_trees), PassWidth(
+            n_leaves, n_trees
+        )
     except BaseException:
         store.close()
         raise

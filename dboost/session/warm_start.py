@@ -70,9 +70,8 @@ class WarmStart:
     @property
     def like(self) -> dict[str, Any]:
         """Keywords of `open_table` for data with the features of the model."""
-        if not self.is_new_source:
+        if not self.is_new_source or self.model is None:
             return {}
-        assert self.model is not None
         return {"like": self.model.features, "extend_categories": True}
 
     def binning(self, features: tuple[Feature, ...]) -> Binning:

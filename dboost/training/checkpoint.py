@@ -103,7 +103,7 @@ class Checkpoint:
         self._every = every
         self._make_folder()
         self._lease = Lease(f"{self.path}/{_LEASE}", f"is writing the checkpoint in {shown(self.path)}")
-        self._state: State | None = None
+        self._state, self._exists = State({}, [], {}, []), False  # what the files hold, and whether there are any
         self._identity: dict[str, Any] = {}
         self._empty: Ensemble
         self._n_earlier = 0
@@ -114,7 +114,8 @@ class Checkpoint:
             for name in names_in(self.path):
                 if _DRAFT.fullmatch(name):  # of a process that was killed while it wrote
                     remove(f"{self.path}/{name}")
-            self._state = self._read()
+            state = self._read()
+            self._state, self._exists = state or self._state, state is not None
         except BaseException as error:
             self._lease.__exit__(type(error), error, error.__traceback__)
             raise
@@ -126,18 +127,17 @@ class Checkpoint:
     @property
     def history(self) -> list[dict[str, Any]]:
         """Records of the iterations in the checkpoint."""
-        return [] if self._state is None else self._state.history
+        return self._state.history
 
     @property
     def visits(self) -> dict[str, Any] | None:
         """The visits to arcbites so far, see `State`."""
-        return None if self._state is None else self._state.visits
+        return self._state.visits
 
     @property
     def n_iterations(self) -> int:
         """Number of iterations in the checkpoint, without those that were cut back."""
-        parts = [] if self._state is None else self._state.parts
-        return sum(part["last_iteration"] - part["first_iteration"] + 1 for part in parts)
+        return sum(part["last_iteration"] - part["first_iteration"] + 1 for part in self._state.parts)
 
     def resume(
         self,
@@ -168,7 +168,7 @@ class Checkpoint:
             When a file of the checkpoint is damaged.
         """
         self._identity, self._n_earlier = {"asked": plain(asked)}, warm_start.n_earlier
-        if self._state is None:
+        if not self._exists:
             return warm_start
         # A parameter that did not exist when the checkpoint was written had its default.
         defaults = {field.name: plain(field.default) for field in fields(Parameters) if field.name in self._identity["asked"]}
@@ -218,10 +218,10 @@ class Checkpoint:
         """
         self._identity["data"] = data
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
-        state = self._state
-        if state is None:
+        if not self._exists:
             self._state = State(self._identity, [], current, [])
             return current
+        state = self._state
         self._check_data(state.identity["data"], self._identity["data"])
         noted = state.visits["began"] if state.visits else state.history[-1] if state.history else state.before
         for name, value in sorted(current.items(), key=lambda item: item[0] != "train_loss"):
@@ -278,7 +278,6 @@ class Checkpoint:
             Naming the file that cannot be written; the previous state remains valid.
         """
         state = self._state
-        assert state is not None
         first = self._n_written
         if last == first:
             return
@@ -300,7 +299,6 @@ class Checkpoint:
         past, began : ``bites`` and ``in_vain``, see `State`; current loss and metrics.
         """
         state = self._state
-        assert state is not None
         if len(history) - len(state.history) < self._every:
             return
         first = self._n_written
@@ -362,7 +360,6 @@ class Checkpoint:
 
     def _model(self, n_earlier: int) -> Ensemble:
         """Load the fit's own trees. n_earlier : number of iterations before them."""
-        assert self._state is not None
         state, pieces = f"{self.path}/{STATE}", []
         if self._state.parts[0]["first_iteration"] != n_earlier + 1:
             raise ModelFileError(f"{state} is damaged: its trees do not begin with iteration {n_earlier + 1}")

@@ -332,7 +332,8 @@ def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, mo
                     gradients = visit.gradients
                     while visit.goes_on:
                         gradients = loop.iterate(gradients, visit)
-                no_split = why_no_split(loop) if loop.lacks_splits else None
+                unsplit = loop.gradients_without_split
+                no_split = None if unsplit is None else why_no_split(loop, unsplit)
         finally:
             request.progress.close()
             sessions.release()

@@ -36,6 +36,7 @@ from dboost.exact import (
     ranks_of,
     unit_for,
 )
+from dboost.kernels.quantile_keys import N_DIGITS
 from dboost.losses import BaseLoss
 from dboost.losses.base import AllRows
 from dboost.losses.gradient_stats import GradientStats
@@ -109,7 +110,7 @@ class LeafEstimator:
         #: third of the spread.
         self._reach = {output: (-spread / 3, spread / 3) for output, spread in enumerate(spreads)}
         self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
-        self._influence: np.ndarray | None = None
+        self._influence = np.zeros((loss.n_outputs, N_DIGITS), np.int64)  # see `GradientStats`
         self._influence_terms: LossTerms | None = None
         if parameters.influence_trimming is not None:
             self._influence_terms = replace(self._terms, counts_influence=True)
@@ -136,7 +137,9 @@ class LeafEstimator:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
                 along = self._sessions.advance(np.zeros_like(values), terms)
                 stats = replace(stats, max_split=along.max_split, noise=along.noise)
-        self._max_gradient, self._max_hessian, self._influence = stats.max_gradient, stats.max_hessian, stats.influence
+        self._max_gradient, self._max_hessian = stats.max_gradient, stats.max_hessian
+        if stats.influence is not None:
+            self._influence = stats.influence
         return stats
 
     def _along(self, direction: np.ndarray | None, terms: LossTerms) -> LossTerms:
@@ -201,7 +204,6 @@ class LeafEstimator:
         fraction = self._parameters.influence_trimming
         if fraction is None or not self._max_hessian[output] > 0:
             return 0
-        assert self._influence is not None
         return find_cut(
             self._influence[output],
             lambda *digits: self._merged(influence_digits, output, *digits),

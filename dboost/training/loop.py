@@ -105,7 +105,7 @@ class BoostingLoop:
         self.before: dict[str, float] = {}
         self.code_sums: list[int] | None = None
         self.history: list[dict[str, Any]] = []
-        self.stats: GradientStats | None = None
+        self._gradients: GradientStats | None = None  # after the last iteration of this process
         self._has_split = False
         self._ended_by: str | None = None
         if plan.max_weight is None:
@@ -212,7 +212,7 @@ class BoostingLoop:
         record: dict[str, Any] = {"iteration": iteration, **self.visit_columns}
         record |= {"seconds": 0.0, "rows_kept": n_rows, "bytes_read": 0}
         record |= self.scores.evaluate()
-        gradients = self.stats = self.leaf_estimator.add_leaf_values(values, iteration)
+        gradients = self._gradients = self.leaf_estimator.add_leaf_values(values, iteration)
         measured = self.sessions.report()
         record |= self.scores.of_training(gradients, iteration)
         if self.rates.are_noted:
@@ -285,22 +285,12 @@ class BoostingLoop:
         return values
 
     @property
-    def lacks_splits(self) -> bool:
-        """Whether this fit has grown trees, also before it was resumed, and none of them has a split."""
-        if self._has_split or self.stats is None:
-            return False
+    def gradients_without_split(self) -> GradientStats | None:
+        """The gradients after the last tree if this fit has grown trees, also before it was resumed, and none has a split."""
         model, first = self.warm_start.model, self.warm_start.n_earlier * self.empty.trees_per_iteration
-        return model is None or all(tree.n_leaves == 1 for tree in model.trees[first:])
-
-    def has_gradients(self, above: float) -> bool:
-        """Whether a gradient is larger than a bound; the model fits the rows exactly if all are zero."""
-        assert self.stats is not None
-        return bool((self.stats.max_gradient > above).any())
-
-    def next_tasks(self) -> list[TreeTask]:
-        """Return the tasks of the trees that would be grown next."""
-        assert self.stats is not None
-        return self.tasks.of(self.stats, self.n_done + 1)
+        if self._has_split or (model is not None and any(tree.n_leaves > 1 for tree in model.trees[first:])):
+            return None
+        return self._gradients
 
 
 def all_rows(loop: BoostingLoop) -> Iterator[Visit]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dboost.errors import ParameterError
-from dboost.training.callbacks import Iteration, checked_rate
+from dboost.training.callbacks import Iteration, LearningRates, checked_rate
 from dboost.training.plan import FitPlan
 
 
@@ -29,32 +29,30 @@ class Rates:
 
     def planned(self, iteration: int) -> float:
         """Return the rate of an iteration before the fit was resumed, which no callback has set."""
-        if self._plan.request.learning_rates is None:
-            return self._plan.learning.learning_rate
-        return self._scheduled(iteration)
+        rates = self._plan.request.learning_rates
+        return self._plan.learning.learning_rate if rates is None else self._scheduled(rates, iteration)
 
     def begin(self, iteration: int) -> float:
         """Return the rate of an iteration: by the schedule, unless a callback has set it."""
-        if self._plan.request.learning_rates is not None and not self._is_set_by_callback:
-            self.rate = self._scheduled(iteration)
+        rates = self._plan.request.learning_rates
+        if rates is not None and not self._is_set_by_callback:
+            self.rate = self._scheduled(rates, iteration)
         return self.rate
 
-    def _scheduled(self, iteration: int) -> float:
+    def _scheduled(self, rates: LearningRates, iteration: int) -> float:
         """Return the rate of an iteration by the schedule, damped as those of all trees.
 
         The schedule counts the iterations of a fit; a warm start on the same data belongs to the fit that it continues.
         """
-        rates = self._plan.request.learning_rates
-        assert rates is not None
         damping = self._plan.learning.learning_rate / self._plan.parameters.learning_rate
         first = self._plan.warm_start.n_earlier if self._plan.warm_start.is_new_source else 0
         return rates.at(iteration - 1 - first) * damping
 
     def check(self, past: Sequence[dict[str, Any]], refusal: str) -> None:
         """Raise a ParameterError if earlier iterations had other learning rates than the schedule."""
-        has_schedule = self._plan.request.learning_rates is not None
+        rates = self._plan.request.learning_rates
         for record in past:
-            if record.get("learning_rate") != (self._scheduled(record["iteration"]) if has_schedule else None):
+            if record.get("learning_rate") != (None if rates is None else self._scheduled(rates, record["iteration"])):
                 raise ParameterError(f"{refusal}: iteration {record['iteration']} had another learning_rate")
 
     def follow(self, now: Iteration, history: list[dict[str, Any]]) -> None:

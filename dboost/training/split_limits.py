@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.display import number
+from dboost.losses.gradient_stats import GradientStats
 from dboost.training.target_stats import LEAST_SPREAD
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_task import TreeTask
@@ -36,22 +37,22 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 
 
-def why_no_split(loop: BoostingLoop) -> str | None:
+def why_no_split(loop: BoostingLoop, gradients: GradientStats) -> str | None:
     """Return a sentence that names the limit; None if a constant fits the targets exactly.
 
-    loop : has grown trees, none of which has a split.
+    loop : has grown trees, none of which has a split; gradients : of the next trees.
     """
     parameters, learning = loop.parameters, loop.plan.learning
-    if not loop.has_gradients(above=0.0):
+    if not (gradients.max_gradient > 0.0).any():
         start = loop.warm_start
         continues = start.n_earlier > 0 or (start.model is not None and not start.resumes)
         if continues or loop.plan.request.roles.get("offset") is not None or loop.target_stats.spread <= LEAST_SPREAD:
             return None
-    tasks = loop.next_tasks()
+    tasks = loop.tasks.of(gradients, loop.n_done + 1)
     trees = _searched(loop, tasks)
     n_rows, hessians = trees[0].n_rows, float(trees[0].leaf_sums[:, 1].sum())
     sentence = f"no tree has a split, so the trees add the same number to all predictions: {{}} {n_rows} training rows"
-    if not loop.has_gradients(above=LEAST_MAXIMUM):
+    if not (gradients.max_gradient > LEAST_MAXIMUM).any():
         small = sentence.format("no gradient is above 1e-30, and smaller ones count as zero, in the")
         return f"{small}; multiply the weights or the targets by the same number"
     if tasks[0].policy.max_leaves == 1:
@@ -105,6 +106,6 @@ def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
     n_trees = len(loop.trees)
     trees = list(loop.sessions.grow(stumps))
-    loop.stats = loop.leaf_estimator.add_leaf_values(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
+    loop.leaf_estimator.add_leaf_values(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
     loop.trees.drop(n_trees)
     return trees

@@ -65,7 +65,6 @@ def alone(kept: np.ndarray, remains: Callable[[np.ndarray], np.ndarray]) -> Trai
 
 
 def sharing(shared: SharedCodes, fold: FoldRows, remains: Callable[[np.ndarray], np.ndarray]) -> TrainingRows:
-    assert fold.parts is not None
     is_trained = fold.uses == TRAIN
     kept = np.flatnonzero(is_trained)
     of_parts = np.bincount(fold.parts[is_trained], minlength=int(fold.parts.max()) + 1) > 0
@@ -108,7 +107,6 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
     number = rng.permutation(np.arange(N) % n_folds)
     left_out = rng.random(N) < rng.choice([0.0, 0.1])
     folds = in_groups([FoldRows(np.where(left_out, UNUSED, np.where(number == k, TEST, TRAIN))) for k in range(n_folds)])
-    assert folds[0].parts is not None
     shared = SharedCodes(codes_of(slice(None)), folds[0].parts, SPEC, 1, 2)
     leaf = rng.integers(0, 8, N).astype(np.uint8)
     tiles = None
@@ -150,11 +148,11 @@ def test_folds_of_a_group_use_all_rows_of_a_part_alike(data: st.DataObject) -> N
     found = in_groups(folds)
     assert [fold.uses.tolist() for fold in found] == [fold.uses.tolist() for fold in folds]
     for fold in found:
-        assert (fold.parts is None) == (fold.group == "")
-        for part in range(0 if fold.parts is None else int(fold.parts.max()) + 1):
+        assert (len(fold.parts) == 0) == (fold.group == "")
+        for part in range(int(fold.parts.max()) + 1 if fold.group else 0):
             assert len(np.unique(fold.uses[fold.parts == part])) == 1
     alike = {fold.group: fold.parts for fold in found}
-    assert all(fold.parts is alike[fold.group] for fold in found)
+    assert all(fold.parts is alike[fold.group] for fold in found if fold.group)
     assert n_folds == 1 or len({fold.group for fold in found[:n_folds]}) == 1
 
 
@@ -163,7 +161,7 @@ def test_repetitions_are_other_groups() -> None:
     found = in_groups([FoldRows(np.where(number == k, TEST, TRAIN)) for number in numbers for k in range(4)])
     assert [len({fold.group for fold in found[4 * k : 4 * k + 4]}) for k in range(3)] == [1, 1, 1]
     assert len({fold.group for fold in found}) == 3
-    assert all(fold.parts is not None and int(fold.parts.max()) == 3 for fold in found)
+    assert all(int(fold.parts.max()) == 3 for fold in found)
 
 
 def test_as_many_trees_grow_at_the_same_time_as_there_are_buffers() -> None:
@@ -252,11 +250,9 @@ def test_folds_share_values_that_do_not_depend_on_them(seed: int, n_folds: int) 
     rng = np.random.default_rng(seed)
     number = rng.permutation(np.arange(N) % n_folds)
     folds = in_groups([FoldRows(np.where(number == k, TEST, TRAIN)) for k in range(n_folds)])
-    assert folds[0].parts is not None
     shared = SharedCodes(codes_of(slice(None)), folds[0].parts, SPEC, 1, 1)
     other, found = int(rng.integers(n_folds + 2)), []
     for k, fold in enumerate(folds):
-        assert fold.parts is not None
         kept = np.flatnonzero(fold.uses == TRAIN)
         of_parts = np.bincount(fold.parts[kept], minlength=n_folds) > 0
         segments = shared.segments(of_parts, ids_of(len(kept)))
