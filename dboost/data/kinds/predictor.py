@@ -66,7 +66,7 @@ class FeatureBlocks:
 
     Parameters
     ----------
-    data, features, named, what
+    data, features, named, subject
         As of `feature_block`.
     """
 
