@@ -32,7 +32,7 @@ from dboost.prepared.dataset_settings import describe
 from dboost.prepared.prepare import table_in_bins, write_dataset
 from dboost.session.memory import Budget
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
-from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
+from dboost.training.auto_iterations import FRACTION, check_refit, refitted, validation_plan_maker, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.fit import interruptible_reading
 from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
@@ -220,7 +220,7 @@ def fit(
         learning = keywords_for(model.ensemble, learning, model.custom_loss)
     make_validation_plan = None
     if validation_fraction is not None:
-        make_validation_plan = hold_out(validation_fraction, learning, is_default=holds_out_by_default)
+        make_validation_plan = validation_plan_maker(validation_fraction, learning, is_default=holds_out_by_default)
     request = FitRequest.of(
         rows.shaped(learning),
         n_threads=n_threads,

@@ -24,7 +24,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.kinds.predictor import FeatureBlocks
-from dboost.data.kinds.table_kinds import is_lazy, is_path, predictions_like
+from dboost.data.kinds.table_kinds import is_dask, is_path, predictions_like
 from dboost.data.output.predict_io import filtered, offset_of_rows, offsets_of
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError, warn
@@ -1422,7 +1422,7 @@ class Booster:
 
     def _staged(self, X: Any, form: OutputForm, n_threads: int | None, offset: Any) -> Iterator[Any]:
         offset = self._offset_of(X, offset)
-        if is_path(X) or is_lazy(X):
+        if is_path(X) or is_dask(X):
             for iteration in range(self.n_iter_):
                 yield self._through(X, form, (0, iteration + 1), n_threads, False if offset is None else offset)
         else:
@@ -1451,7 +1451,7 @@ def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) 
 
 def _threads_for(X: Any, n_threads: int | None) -> int | None:
     """One thread per task where Dask runs tasks in parallel."""
-    return 1 if n_threads is None and (is_path(X) or is_lazy(X)) else n_threads
+    return 1 if n_threads is None and (is_path(X) or is_dask(X)) else n_threads
 
 
 def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:

@@ -21,7 +21,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.data.columns.labels import Names
 from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.data.kinds.named_columns import with_named_constraints
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, names_of_table
+from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of
@@ -721,7 +721,7 @@ def _values_of(
     if is_stream(table):
         batches = stream_of(table, row_filter=row_filter).partitions([name])
         return np.concatenate([np.asarray(_column_of(batch, name)) for batch in batches])
-    return plain(_column_of(_computed(select(table, (name,)) if is_lazy(table) else table), name))
+    return plain(_column_of(_computed(select(table, (name,)) if is_dask(table) else table), name))
 
 
 def _column_of(table: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ import dboost
 from dboost.cluster.client.connection import inside
 from dboost.data.columns.binning import sample_rows
 from dboost.errors import DBoostError
-from dboost.kernels import why_not_kept
+from dboost.kernels import cache_refusal
 from dboost.kernels.checksum import checksum
 from dboost.tuning import tuning
 
@@ -43,7 +43,7 @@ FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
 
 def run(arguments: argparse.Namespace) -> None:
-    why = why_not_kept(checksum)
+    why = cache_refusal(checksum)
     if why is not None:
         raise DBoostError(f"there is nothing to do, since compiled kernels are not kept for later processes: {why}")
     start = time.perf_counter()

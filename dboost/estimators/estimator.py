@@ -32,7 +32,7 @@ from dboost.data.columns.labels import Names
 from dboost.data.columns.read_plan import chosen_features
 from dboost.data.kinds.named_columns import with_named_constraints
 from dboost.data.kinds.predictions_like import NAME
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, names_of_table
+from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
 from dboost.data.kinds.tables_in_memory import no_table
 from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset
@@ -169,7 +169,7 @@ def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise an error if X in memory is no table, or data in memory have different numbers of rows."""
     if isinstance(X, Dataset):
         return
-    refusal = None if is_lazy(X) else no_table(X)
+    refusal = None if is_dask(X) else no_table(X)
     if refusal is not None:
         raise refusal
     n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
@@ -183,7 +183,7 @@ def _n_rows(data: Any) -> int | None:
     """The number of rows; None for lazy or missing data."""
     if isinstance(data, list | tuple):
         return len(data)
-    shape = () if is_lazy(data) else getattr(data, "shape", ())
+    shape = () if is_dask(data) else getattr(data, "shape", ())
     return shape[0] if shape else None
 
 
@@ -607,7 +607,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         Further columns are ignored. With `features` the columns are selected by name, in any order.
         """
         names = names_of_table(X)
-        is_other = not is_a(X, "dask.array", "Array") if is_lazy(X) else no_table(X) is not None
+        is_other = not is_a(X, "dask.array", "Array") if is_dask(X) else no_table(X) is not None
         is_unknown = _has_unknown_names(X) or (names is None and is_other)
         if is_path(X) or is_unknown or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
@@ -632,13 +632,13 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         if is_a(prediction, "pyarrow", "RecordBatchReader"):  # of a stream that can be read once only
             prediction = prediction.read_all().to_pandas()
             prediction = prediction[NAME] if list(prediction) == [NAME] else prediction
-        return prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
+        return prediction if is_dask(X) or is_path(X) else np.asarray(prediction)
 
     def _staged_predict_with(self, X: Any, method: str, **arguments: Any) -> Iterator[Any]:
         check_is_fitted(self)
         self._check_features(X)
         for prediction in getattr(self.booster_, method)(X, **arguments):
-            yield prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
+            yield prediction if is_dask(X) or is_path(X) else np.asarray(prediction)
 
     @accepts_names_of_predictions
     def predict(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:

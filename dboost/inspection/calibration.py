@@ -37,7 +37,7 @@ from dboost.cluster.client.client import client_for
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import sort_key
 from dboost.data.kinds.named_columns import column_named
-from dboost.data.kinds.table_kinds import is_lazy, is_source
+from dboost.data.kinds.table_kinds import is_dask, is_source
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.display import number
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
@@ -355,7 +355,7 @@ def _kept_scores(ensemble: Ensemble, outputs: Outputs, rows: GivenRows, column: 
 
     named = {role: column_named(value, rows.data) for role, value in rows.roles.items()}
     for role, value in rows.roles.items():
-        if named[role] is None and not is_lazy(value):
+        if named[role] is None and not is_dask(value):
             raise InputTypeError(f"{role} must be the name of a column, or a Dask collection of the same partitions")
     by = () if column is None or column.is_feature else (column.feature.name,)
     pieces, _ = lazy_pieces(rows.data, ensemble, *(name for name in named.values() if name is not None), *by)

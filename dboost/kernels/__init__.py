@@ -89,7 +89,7 @@ class _Notice(event.Listener):
         kernel = (event.data or {}).get("dispatcher")
         if not self._is_printed and getattr(getattr(kernel, "py_func", None), "__module__", "").startswith("dboost."):
             self._is_printed = True
-            why = why_not_kept(kernel)
+            why = cache_refusal(kernel)
             self._says_kept = why is None
             note = "kept in Numba's cache for the next time" if why is None else f"not kept for the next time: {why}"
             print(f"compiling kernels ({note}) …", file=sys.stderr, flush=True)
@@ -104,7 +104,7 @@ class _Notice(event.Listener):
             print(f"compiled kernels are not kept for the next time: {error}", file=sys.stderr, flush=True)
 
 
-def why_not_kept(kernel: Any) -> str | None:
+def cache_refusal(kernel: Any) -> str | None:
     """Return why what is compiled for a kernel is not kept for later processes; None if it is."""
     if INTERPRETED:
         return "NUMBA_DISABLE_JIT is set"

@@ -38,6 +38,7 @@ from dboost.params.peer_names import (
     SHOWN_ALIASES,
     TREE_HINTS,
     explanation,
+    our_value,
     shortened,
     similar_losses,
     with_our_names,
@@ -802,7 +803,8 @@ Parameters.__doc__ = f"""Parameters of learning, of all functions that train and
 
 
 def canonical(keywords: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return keywords with `SHOWN_ALIASES` replaced by our keywords. An alias of None counts as not given, and one of `NONES`.
+    """Return keywords with `SHOWN_ALIASES` and `VALUES` replaced by ours. None counts as not given for an alias, and for one of
+    `NONES`.
 
     defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
 
@@ -826,7 +828,7 @@ def canonical(keywords: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
                 f"{alias}={shortened(value)} and {name}={shortened(other_value)} are the same parameter: give one of them"
             )
         canonical_values[name] = value
-    return canonical_values
+    return {name: our_value(name, value) for name, value in canonical_values.items()}
 
 
 def with_seed(learning: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Names of XGBoost, LightGBM, CatBoost and scikit-learn: one table for all functions and methods.
 
 A name of another library is an alias of ours where it has the same meaning (`ALIASES`), or it is an error with a sentence that
-says what to use (`HINTS`). Values are dboost's own. `params.accepts_peer_names` applies the table to a function: `dboost.fit`,
-`dboost.cv`, `dboost.prepare` and the constructor of the estimators. `params.serves_peer_names` applies it to all public methods
-of a class: `Booster` and the estimators. Aliases are converted at once: models, checkpoints, prepared data and `get_params` of
-the estimators have our names. `None` as the value of another library's name counts as not given, and so it does for our names
-with a default of None in another library (`NONES`).
+says what to use (`HINTS`). A few values have other names, too (`VALUES`). `params.accepts_peer_names` applies the table to a
+function: `dboost.fit`, `dboost.cv`, `dboost.prepare` and the constructor of the estimators. `params.serves_peer_names` applies
+it to all public methods of a class: `Booster` and the estimators. Aliases are converted at once: models, checkpoints, prepared
+data and `get_params` of the estimators have our names. `None` as the value of another library's name counts as not given, and
+so it does for our names with a default of None in another library (`NONES`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,24 @@ LOSSES_OF_PEERS = {
                  "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
                  "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
 }  # fmt: skip
+#: Of these, the names of losses that differ: another function near zero, targets between 0 and 1, predictions of two columns.
+_SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy", "rmsewithuncertainty"}
+#: Our values of our keywords by those of other libraries.
+VALUES: dict[str, dict[str, str]] = {
+    "loss": {name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES},
+    "growth": {"lossguide": "best_first", "depthwise": "depth_wise"},
+    "continue_steps": {"shrunk": "damped"},
+}
 
 
 def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
     """Return an entry of the table by each of its names. names_by_entry : the names in one text."""
     return {name: entry for entry, names in names_by_entry.items() for name in names.split()}
+
+
+def our_value(name: str, value: Any) -> Any:
+    """Return the value of one of our keywords, if it is that of another library as ours."""
+    return VALUES.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
 
 
 _THREADS = "n_jobs nthread nthreads num_threads num_thread thread_count"

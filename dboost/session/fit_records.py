@@ -84,7 +84,7 @@ class BuildSpec:
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
     given: Ensemble | None = None
 
-    def exceeded_limit(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
+    def streaming_budget(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
         """Return the memory limit that `n_rows` more rows exceed, so that they must be in files; None if they may be in memory.
 
         n_there : number of rows that the session has already.

@@ -59,7 +59,7 @@ class LocalSessions:
         self._open_table, self._n_threads, self._is_shared = open_table, n_threads, is_shared
         self._resources = ExitStack()  # released by `close`
         self._applied = -1  # number of the last `advance`
-        self._n_sent = 0  # iterations that the session has received
+        self._n_iterations_sent = 0  # iterations that the session has received
 
     # The table.
 
@@ -110,7 +110,7 @@ class LocalSessions:
         self.trees = trees
         for name, (n_rows, max_weight) in chosen.items():
             size = spec.loss_magnitude(max_weight, n_rows)
-            if self.session.hold_out(BATCH, name, spec, size, spec.needs_values, chosen=True):
+            if self.session.add_held_out(BATCH, name, spec, size, spec.needs_values, chosen=True):
                 log_streamed_eval_set(name)
         places = self.session.build(BATCH, spec, ReplayState())
         log_rows_in_files(places.in_files, spec)
@@ -176,8 +176,8 @@ class LocalSessions:
     def select(self, parts: Sequence[int]) -> None:
         self.trees.apply()
         selected = SelectedRows(tuple(parts), self._applied + 1, self.trees.n_iterations)
-        self.session.select(selected, self.trees.iterations(self._n_sent), self._n_sent)
-        self._n_sent = selected.n_iterations
+        self.session.select(selected, self.trees.iterations(self._n_iterations_sent), self._n_iterations_sent)
+        self._n_iterations_sent = selected.n_iterations
 
     def report(self) -> dict[str, float]:
         return {"bytes_read": self.session.new_bytes_read()}

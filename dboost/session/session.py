@@ -348,7 +348,7 @@ class Session:
         """Build shards from rows, and replay the trees so far."""
         self._spec = spec
         n_kept, n_threads = rows.n_kept, self._n_threads
-        limit = spec.exceeded_limit(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
+        limit = spec.streaming_budget(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
         if spec.n_parts is not None:
             self._bites[batch] = BiteStore(rows, spec, spec.n_parts, limit, n_threads=n_threads, root=self._folder)
             if past.selected is not None:
@@ -550,7 +550,7 @@ class Session:
     # Evaluation sets.
 
     @remote
-    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
+    def add_held_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
         Return how many evaluation rows of the batch are in files.
@@ -569,7 +569,7 @@ class Session:
 
     def codes_held_out(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
         """Return the codes of rows that a fold holds out, if they are among those that folds share in memory; else None."""
-        limit = spec.exceeded_limit(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
+        limit = spec.streaming_budget(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
         return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
 
     def _evaluate_rows(

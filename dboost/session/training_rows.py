@@ -99,7 +99,7 @@ class TrainingRows:
         n_trees: int = 1,
     ) -> None:
         self.store, self.spec, self._ids, segments, self.shared = rows
-        self.batch, self.applied, self.team, self._build, self._given_leaves = batch, -1, team, spec, given_leaves
+        self.batch, self.applied, self.team, self._build_spec, self._given_leaves = batch, -1, team, spec, given_leaves
         self.stats: GradientStats | None = None
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
@@ -259,16 +259,16 @@ class TrainingRows:
         """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
         self.route_excluded()
         self._n_added += 1
-        sample = self._build.sample_of(self._n_added)
+        sample = self._build_spec.sample_of(self._n_added)
         self._add_values([(sample, lambda shard: values_of_leaves(shard, values))], ["leaf"])
 
     def _replay_forest(self, past: ReplayState) -> None:
         """Add the trees of a forest so far to the sums of the rows that they did not draw."""
-        first, earlier = self._build.earlier_iterations()
+        first, earlier = self._build_spec.earlier_iterations()
         iterations = [*earlier, *past.iterations]
         self._n_added += len(past.iterations)
         trees = [
-            (self._build.sample_of(iteration), partial(values_of_trees, trees=of_iteration))
+            (self._build_spec.sample_of(iteration), partial(values_of_trees, trees=of_iteration))
             for iteration, of_iteration in enumerate(iterations, first)
         ]
         if trees:
@@ -302,7 +302,7 @@ class TrainingRows:
         """
         self.route_excluded()
         row_ids = self.row_ids()
-        kept = self._build.numbers.are_of(row_ids, numbers)
+        kept = self._build_spec.numbers.are_of(row_ids, numbers)
         n = int(np.count_nonzero(kept))
         if n == self.n_rows:
             return self
@@ -318,7 +318,7 @@ class TrainingRows:
         if left is not None:
             team = self.team if self.in_files else self._new_team(n)
             passes = n_staying, self.n_trees  # as many blocks as before fit in memory
-            remaining = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, *passes)
+            remaining = TrainingRows(left, self.batch, self._build_spec, None, team, self._given_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
         return remaining
@@ -331,7 +331,7 @@ class TrainingRows:
         return EncodedStore(store, self.spec, RowIds(runs_of(row_ids[by_id])))
 
     def _new_team(self, n_rows: int) -> Team:
-        return team_for(n_rows, max(len(self._build.binning.features), 1), self.team.n_threads)
+        return team_for(n_rows, max(len(self._build_spec.binning.features), 1), self.team.n_threads)
 
     def unload(self) -> None:
         """Write resident blocks of files to them, and stream them from now on."""

@@ -85,7 +85,7 @@ def n_held_out(counts: Sequence[int], size: float, keyword: str | None = None) -
     return n
 
 
-def hold_out(size: Any, learning: Mapping[str, Any], *, is_default: bool = False) -> MakeValidationPlan:
+def validation_plan_maker(size: Any, learning: Mapping[str, Any], *, is_default: bool = False) -> MakeValidationPlan:
     """Return the function that plans the validation rows of a fit.
 
     At least one row of each class is trained on.

@@ -66,7 +66,7 @@ from dboost.training.plan import (
     width_of,
     with_own_metrics,
 )
-from dboost.training.split_limits import why_no_split
+from dboost.training.split_limits import no_split_reason
 from dboost.training.target_stats import Sizes, output_scales, sizes_of, target_stats
 from dboost.trees.fit_trees import TreesSoFar
 
@@ -333,7 +333,7 @@ def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, mo
                     while visit.goes_on:
                         gradients = loop.iterate(gradients, visit)
                 unsplit = loop.gradients_without_split
-                no_split = None if unsplit is None else why_no_split(loop, unsplit)
+                no_split = None if unsplit is None else no_split_reason(loop, unsplit)
         finally:
             request.progress.close()
             sessions.release()

@@ -37,7 +37,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 
 
-def why_no_split(loop: BoostingLoop, gradients: GradientStats) -> str | None:
+def no_split_reason(loop: BoostingLoop, gradients: GradientStats) -> str | None:
     """Return a sentence that names the limit; None if a constant fits the targets exactly.
 
     loop : has grown trees, none of which has a split; gradients : of the next trees.

@@ -52,11 +52,11 @@ class TreeRows(NamedTuple):
     gradient: np.ndarray  # float32[n_rows]
     hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
     sampled: np.ndarray  # int64[...]: rows that take part, ascending; empty for all
-    influence: np.ndarray | None  # int32[n_rows]: rows take part whose influence is not below `FusedTask.least_influence`
+    influence: np.ndarray | None  # int32[n_rows]: rows take part whose influence is not below `WholeTreeTask.least_influence`
     leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
 
 
-class FusedTask(NamedTuple):
+class WholeTreeTask(NamedTuple):
     """How one tree is grown: the part of `trees.tree_task.TreeTask` that the kernel reads."""
 
     packing: Packing
@@ -104,10 +104,10 @@ class ThreadScratch(NamedTuple):
 def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, search, histograms):
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
-    rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
-    NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; search : SplitSearch, with
-    this thread's scratch; histograms : Histograms of open leaves, and behind them in narrow tables of what each thread has
-    flushed.
+    rows : TreeRows; layout : BinLayout; task : WholeTreeTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch;
+    nodes : NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; search :
+    SplitSearch, with this thread's scratch; histograms : Histograms of open leaves, and behind them in narrow tables of what
+    each thread has flushed.
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
     codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes

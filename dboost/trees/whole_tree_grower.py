@@ -21,10 +21,10 @@ from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
-    FusedTask,
     TeamBuffers,
     ThreadScratch,
     TreeRows,
+    WholeTreeTask,
     grow_whole_tree,
 )
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
@@ -105,7 +105,7 @@ class WholeTreeGrower:
         packing = task.packing
         if histograms.packed is not None and task.limits.count_channel != 2:
             packing = packing._replace(rows=n + 1)  # buckets without counts hold the sums of all rows
-        fused_task = FusedTask(
+        fused_task = WholeTreeTask(
             packing, task.policy, task.scales, task.allowed, task.least_influence, task.constraints, root is not None
         )
 

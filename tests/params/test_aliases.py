@@ -58,8 +58,8 @@ def test_aliases_of_continued_training(first: dboost.Booster, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"grow_policy": "lossguide"}, "growth='lossguide' must be one of 'best_first', 'depth_wise'"),
-        ({"objective": "binary:logistic"}, "loss='binary:logistic' must be one of .*; did you mean 'log_loss'"),
+        ({"grow_policy": "leafwise"}, "growth='leafwise' must be one of 'best_first', 'depth_wise'"),
+        ({"objective": "cross_entropy"}, "loss='cross_entropy' must be one of .*; did you mean 'log_loss'"),
         ({"leaf_estimation": "newton"}, "step='newton' must be one of"),
         ({"min_split_gain": 2}, "give min_gain: .* half of .* min_split_gain=2 is min_gain=1"),
         ({"grow_polcy": "lossguide"}, "unknown parameter 'grow_polcy'; did you mean grow_policy"),

@@ -158,7 +158,11 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"seed": 5, "subsample": 0.5}, {"random_state": 5, "subsample": 0.5}),
     ({"monotone_constraints": {"a": 1}}, {"monotonic_cst": {"a": 1}}),
     ({"interaction_constraints": [["a"], ["b"]]}, {"interaction_cst": [["a"], ["b"]]}),
-    ({"grow_policy": "depth_wise"}, {"growth": "depth_wise"}),
+    ({"grow_policy": "depthwise"}, {"growth": "depth_wise"}),
+    ({"grow_policy": "lossguide"}, {"growth": "best_first"}),
+    ({"objective": "reg:squarederror"}, {}),
+    ({"loss": "l2"}, {}),
+    ({"loss": "MAE"}, {"loss": "absolute_error"}),
     ({"leaf_estimation": "constant"}, {"step": "constant"}),
     ({"gamma": None, "scale_pos_weight": None, "n_estimators": None}, {}),
 ]

@@ -88,7 +88,7 @@ class PartitionedTable:
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
     #: Number of stages that have been sent. The others are sent with the next call.
-    _n_sent: int = 0
+    _n_stages_sent: int = 0
     #: The largest progress of loading so far: sum of stages over partitions.
     _best_progress: int = 0
     #: Memory that sessions have for rows (`PartitionStats.spare`).
@@ -110,7 +110,7 @@ class PartitionedTable:
             self.connection.discard(f"{self.name}/{number}")
         self.source, self.worker_partitions, self.stages = source, [], []
         self.lengths, self.fingerprints = {}, {}
-        self._best_progress = self._n_sent = 0
+        self._best_progress = self._n_stages_sent = 0
         self.load()
 
     def set_features(self, features: tuple[Feature, ...]) -> None:
@@ -138,7 +138,7 @@ class PartitionedTable:
 
     def complete(self) -> None:
         """Make the changes now that would be made with the next call."""
-        self._n_sent = len(self.stages)
+        self._n_stages_sent = len(self.stages)
         self.repair()
 
     def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
@@ -203,10 +203,10 @@ class PartitionedTable:
         asking = Stage(Session.ask, lambda _: (question, arguments))
 
         def ask() -> list[Result]:
-            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_sent :], asking])
+            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_stages_sent :], asking])
             return [answer for _, answer in answers]
 
-        return self._until_none_is_lost(question.__name__, ask)
+        return self._with_retries(question.__name__, ask)
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of a range of the numeric columns, see `session.proposal`."""
@@ -222,9 +222,9 @@ class PartitionedTable:
             answers = self.connection.ask_each(draws, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
-        return self._until_none_is_lost(BatchRows.proposal_sample.__name__, ask)
+        return self._with_retries(BatchRows.proposal_sample.__name__, ask)
 
-    def _until_none_is_lost(self, name: str, ask: Callable[[], Result]) -> Result:
+    def _with_retries(self, name: str, ask: Callable[[], Result]) -> Result:
         """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
 
         name : of the calls, for messages.
@@ -237,9 +237,9 @@ class PartitionedTable:
                 self.connection.attempts.note(name, lost)
                 self.drop_workers(lost.sessions)
                 continue
-            self._n_sent = len(self.stages)
+            self._n_stages_sent = len(self.stages)
             for entry in self.worker_partitions:
-                entry.stage = self._n_sent
+                entry.stage = self._n_stages_sent
             return answers
 
     # Loss and repair.
@@ -259,7 +259,7 @@ class PartitionedTable:
         while True:
             present = {i for entry in self.worker_partitions for i in entry.numbers}
             missing = [i for i in range(self.source.n_parts) if i not in present]
-            behind = [entry for entry in self.worker_partitions if entry.stage < self._n_sent]
+            behind = [entry for entry in self.worker_partitions if entry.stage < self._n_stages_sent]
             if not missing and not behind:
                 return repaired
             repaired = True
@@ -308,11 +308,11 @@ class PartitionedTable:
 
     def _run_stages(self, behind: list[WorkerPartitions]) -> None:
         """Run the missing stages. Those without results are sent with the next one."""
-        while due := [entry for entry in behind if entry.numbers and entry.stage < self._n_sent]:
+        while due := [entry for entry in behind if entry.numbers and entry.stage < self._n_stages_sent]:
             first = min(entry.stage for entry in due)
             due = [entry for entry in due if entry.stage == first]
-            with_results = (k for k in range(first, self._n_sent) if self.stages[k].note is not None)
-            end = next(with_results, self._n_sent - 1) + 1
+            with_results = (k for k in range(first, self._n_stages_sent) if self.stages[k].note is not None)
+            end = next(with_results, self._n_stages_sent - 1) + 1
             stages, note = self.stages[first:end], self.stages[end - 1].note
             if self.host_spec is not None and stages[-1].method is Session.build:
                 due = self._hand_over(due, stages[:-1], self.host_spec)
@@ -350,7 +350,7 @@ class PartitionedTable:
             entry.stage += len(before)
         self.connection.usable(recent=True)
         waiting = [entry for entry in due if not entry.is_handed_over]
-        built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_sent])
+        built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_stages_sent])
         for batch in sorted({entry.batch for entry in waiting}):
             entries = {entry.ref: entry for entry in waiting if entry.batch == batch}
             workers = self._host_workers()

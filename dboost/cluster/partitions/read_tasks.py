@@ -33,7 +33,7 @@ from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.sparse import is_sparse_matrix
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.partition import check_columns
-from dboost.data.kinds.table_kinds import is_lazy, library
+from dboost.data.kinds.table_kinds import is_dask, library
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.sources import Parts, ReadCount
 from dboost.data.sources.stored_stream import StoredStream
@@ -107,8 +107,8 @@ def _tasks_of_collection(data: Any, reading: Reading) -> PartitionTasks:
     """Return the tasks of a Dask collection, of which the columns are selected that are read."""
     from dboost.data.tables import dask_collections  # for the client only
 
-    whole = {role: values for role, values in reading.separate.items() if not is_lazy(values)}
-    aligned = {role: values for role, values in reading.separate.items() if is_lazy(values)}
+    whole = {role: values for role, values in reading.separate.items() if not is_dask(values)}
+    aligned = {role: values for role, values in reading.separate.items() if is_dask(values)}
     n_rows, unselected = dask_collections.known_length(data), None
     if not reading.named:
         data = dask_collections.whole_rows(data)
@@ -142,7 +142,7 @@ def _values_of(roles: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of roles in memory; Dask collections are computed."""
     from dboost.data.tables import dask_collections  # for the client only
 
-    return {role: dask_collections.compute(values) if is_lazy(values) else values for role, values in roles.items()}
+    return {role: dask_collections.compute(values) if is_dask(values) else values for role, values in roles.items()}
 
 
 class ReadTasks:

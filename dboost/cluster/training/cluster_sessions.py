@@ -100,7 +100,7 @@ class ClusterSessions:
         self._bytes_read = 0
         self._has_eval_files = False  # whether rows that were chosen for evaluation sets are in files
         self._eval_rows: dict[str, int] = {}  # of the evaluation sets on the workers
-        self._n_sent = 0  # trees that the evaluation sets on the workers have received
+        self._n_trees_sent = 0  # trees that the evaluation sets on the workers have received
         #: What rows that are read again have to replay, beside the trees.
         self._advanced: Advance | None = None
         self._given_values: list[np.ndarray] = []
@@ -200,7 +200,7 @@ class ClusterSessions:
         in_files: list[int] = []
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), spec.needs_values, True
-            in_files = self.training.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+            in_files = self.training.build(Session.add_held_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
         self._has_eval_files = sum(in_files) > 0
         if self._has_eval_files:  # of all chosen sets so far
             log_streamed_eval_set(" and ".join(chosen))
@@ -232,7 +232,7 @@ class ClusterSessions:
         table.change(BatchRows.encode, spec.target)
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
-        n_in_files = sum(table.build(Session.hold_out, lambda: (name, spec, size, spec.needs_values, False)))
+        n_in_files = sum(table.build(Session.add_held_out, lambda: (name, spec, size, spec.needs_values, False)))
         self._tables.append(table)
         if n_in_files:
             log_streamed_eval_set(name)
@@ -370,7 +370,7 @@ class ClusterSessions:
         specs = [metric.on_workers for metric in metrics]
         wanted, trees = {name: specs for name in self._eval_rows}, self.trees
         # Sessions that have read their partitions later get all trees.
-        n_known = self._n_sent if trees.mark < 0 else min(self._n_sent, trees.mark)
+        n_known = self._n_trees_sent if trees.mark < 0 else min(self._n_trees_sent, trees.mark)
 
         def ask(first: int) -> list[Any]:
             sessions = sorted({ref for table in self._tables for ref in table.sessions})
@@ -382,7 +382,7 @@ class ClusterSessions:
             return ask(0) if any(answer is None for answer in answers) else answers
 
         answers = self._with_recovery("evaluate", ask_all)
-        self._n_sent = len(trees)
+        self._n_trees_sent = len(trees)
         scores: dict[str, float] = {}
         for name, n_rows in self._eval_rows.items():
             results = [answer[name] for answer in answers]

@@ -205,7 +205,7 @@ _OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Se
 _NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(
-    method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep_only)
+    method.__name__ for method in (Session.scan_partitions, Session.build, Session.add_held_out, Session.keep_only)
 )
 #: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
 _MEMORY_FRACTION = 0.6

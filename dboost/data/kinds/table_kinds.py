@@ -49,7 +49,7 @@ class TableKind(NamedTuple):
     predictions: Callable[[np.ndarray, Any, tuple[Any, ...] | None], Any] | None = None
 
 
-def is_lazy(data: Any) -> bool:
+def is_dask(data: Any) -> bool:
     """Return whether `data` is a Dask collection, without importing Dask."""
     return hasattr(type(data), "__dask_graph__")
 
@@ -106,7 +106,7 @@ KINDS = (
     ),
     TableKind("series", lambda data: is_a(data, "pandas", "Series", "Index")),
     TableKind("files", is_path),
-    TableKind("dask", is_lazy, names=_names_of_dask),
+    TableKind("dask", is_dask, names=_names_of_dask),
     TableKind("array", is_sparse_matrix, frame_of_sparse),
     TableKind(
         "dataframe",
@@ -144,7 +144,7 @@ def form_of(data: Any) -> Form | None:
 
 def is_source(data: Any) -> bool:
     """Return whether rows are still to be read from `data`, a Dask collection or a path: by a cluster if there is one."""
-    return is_lazy(data) or is_path(data)
+    return is_dask(data) or is_path(data)
 
 
 def is_stream(data: Any) -> bool:

@@ -13,7 +13,7 @@ from dboost.data.columns.read_plan import ReadPlan, binned_plan
 from dboost.data.columns.roles import ROLES
 from dboost.data.columns.sparse import check_codes
 from dboost.data.kinds.partition import check_columns
-from dboost.data.kinds.table_kinds import is_lazy, is_path
+from dboost.data.kinds.table_kinds import is_dask, is_path
 from dboost.data.tables.reader import LimitCheck, Reader, StoredSlices, rows_in
 from dboost.data.tables.reading import GivenTable, Reading, plan_reading, read_alike
 from dboost.data.tables.row_metadata import (
@@ -148,7 +148,7 @@ def _read_alike(source: GivenTable, options: ReadOptions, model: dict[str, Any])
 def _read(reading: Reading, options: ReadOptions) -> Table:
     """Read the rows once."""
     plan, separate, read_as = reading.plan, dict(reading.separate), reading.read_as
-    has_lazy_roles = any(map(is_lazy, separate.values()))
+    has_lazy_roles = any(map(is_dask, separate.values()))
     if read_as == "files" and (options.most_bytes is None or has_lazy_roles):
         by_dask = True  # in several threads, or with the roles of the same partition
     else:
@@ -157,16 +157,16 @@ def _read(reading: Reading, options: ReadOptions) -> Table:
     if options.limit is None and frame is not None and frame.is_sparse:
         check_codes(frame.n_rows, len(plan.specs))
     spool = Spool(options.retain_bytes, options.most_bytes)
-    arrive_in_parts = all(map(is_lazy, separate.values())) if by_dask else not separate
+    arrive_in_parts = all(map(is_dask, separate.values())) if by_dask else not separate
     metadata_spool = RowMetadataSpool() if options.spool_roles and arrive_in_parts and frame is None else None
     try:
         reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
         if by_dask:
-            aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
+            aligned = {role: separate.pop(role) for role in ROLES if is_dask(separate.get(role))}
             pieces = _read_by_dask(reading, aligned, reader, options)
         else:
             if has_lazy_roles:
-                separate = {role: _compute(values) if is_lazy(values) else values for role, values in separate.items()}
+                separate = {role: _compute(values) if is_dask(values) else values for role, values in separate.items()}
             pieces = [reader.take_whole(frame)] if frame is not None else _read_in_order(reading, reader, options.count)
         rows = MetadataRows(tuple(map(rows_in, pieces)), in_partitions)
         if not rows.n_rows:

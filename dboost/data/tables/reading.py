@@ -17,7 +17,7 @@ from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.named_columns import with_named_targets
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_source, is_stream
+from dboost.data.kinds.table_kinds import is_dask, is_path, is_source, is_stream
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.tables.column_unifier import mixes_kinds
 from dboost.data.tables.reader import LimitCheck
@@ -198,7 +198,7 @@ def _opened(
 
         parts = open_source(data, like, most_bytes, used, row_filter)
         return _Opened(parts, "files", parts.names, True)
-    if is_lazy(data):
+    if is_dask(data):
         from dboost.data.tables import dask_collections
 
         return _Opened(data, "dask", *dask_collections.layout(data))
