@@ -232,7 +232,7 @@ class Outcome:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                self.booster = run()
+                self.booster = without_offset_name(run())
             except DBoostError as error:
                 check_refusal(error)
                 self.error = error
@@ -240,6 +240,13 @@ class Outcome:
 
     def __str__(self) -> str:
         return "a model" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+
+
+def without_offset_name(booster: Booster) -> Booster:
+    """Forget the name of the column of offsets, which a fit with values does not know, and which rows to predict have here."""
+    sources = tuple({key: value for key, value in source.items() if key != "offset"} for source in booster.ensemble.sources)
+    booster.ensemble = replace(booster.ensemble, sources=sources)
+    return booster
 
 
 def is_ours(warning: warnings.WarningMessage) -> bool:

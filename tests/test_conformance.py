@@ -141,7 +141,7 @@ PROOFS: dict[str, Proof] = {
 )
 def test_the_model_is_that_of_one_process(client: Client, tmp_path: Path, place: str, name: str) -> None:
     fixed = CASES[name]
-    there = FixedCall(fixed.earlier, tmp_path, client, place, fixed=fixed, is_dask=place not in PLAIN)
+    there = FixedCall(fixed.earlier, tmp_path, client, place, fixed=fixed, is_lazy=place not in PLAIN)
     booster = EVERYWHERE[place].run(there)
     if place in PROOFS and not fixed.refits:
         new = booster.history.iloc[0 if fixed.earlier is None else fixed.earlier.n_iter_ :]

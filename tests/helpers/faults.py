@@ -285,7 +285,7 @@ class Struck:
         if seconds and not fixed.refits:
             more["callbacks"] = [lambda now: time.sleep(seconds)]
         with rows_in_files(256) if self.setting == "files" else nullcontext():
-            return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_dask=True).train(**more), fixed)
+            return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_lazy=True).train(**more), fixed)
 
     def warm(self, case: str, folder: Path) -> Counter[str]:
         """Have all workers again, train a case on them, and return its calls: a worker that compiles does not answer."""

@@ -262,7 +262,7 @@ class FixedCall(Call):
 
     fixed: Fixed = field(kw_only=True)
     #: Whether the rows are in partitions, of which one is empty.
-    is_dask: bool = False
+    is_lazy: bool = False
 
     def rng(self, what: str) -> Random:
         return seeded(self.place, what, self.fixed.target, sorted(self.fixed.options))
