@@ -15,7 +15,6 @@ from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
 from dboost.estimators.tags import add_tags_of_classes
 from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes, serves_peer_names
-from dboost.params.peer_names import our_value
 
 
 @documented
@@ -62,11 +61,10 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     def _loss(self) -> Any:
         from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
 
-        loss = our_value("loss", self.loss)
-        if isinstance(loss, str) and loss == "auto":
+        if isinstance(self.loss, str) and self.loss == "auto":
             return auto_loss(True, of_forest=self.boosting == FOREST)
-        if is_for_classes(loss):
-            return loss
+        if is_for_classes(self.loss):
+            return self.loss
         raise ParameterError(
             f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential', and a "
             "forest with 'auto'"

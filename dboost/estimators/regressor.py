@@ -14,7 +14,6 @@ from dboost.estimators.constructor import accepts_names_of_fits, accepts_names_o
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets, threads_of
 from dboost.estimators.tags import add_tags_of_numbers
 from dboost.params import accepts_names_of_intervals, accepts_names_of_predictions, is_for_classes, serves_peer_names
-from dboost.params.peer_names import our_value
 
 
 @documented
@@ -163,7 +162,6 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     def _loss(self) -> Any:
         from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
 
-        loss = our_value("loss", self.loss)
-        if is_for_classes(loss):
-            raise ParameterError(f"loss={getattr(loss, 'name', loss)!r} is for classes: use DBoostClassifier")
-        return auto_loss(False) if isinstance(loss, str) and loss == "auto" else loss
+        if is_for_classes(self.loss):
+            raise ParameterError(f"loss={getattr(self.loss, 'name', self.loss)!r} is for classes: use DBoostClassifier")
+        return auto_loss(False) if isinstance(self.loss, str) and self.loss == "auto" else self.loss

@@ -827,8 +827,8 @@ def canonical(keywords: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
             raise ParameterError(
                 f"{alias}={shortened(value)} and {name}={shortened(other_value)} are the same parameter: give one of them"
             )
-        canonical_values[name] = value
-    return {name: our_value(name, value) for name, value in canonical_values.items()}
+        canonical_values[name] = our_value(alias, value)
+    return {name: our_value(name, value) for name, value in canonical_values.items()}  # those of `continue_steps`
 
 
 def with_seed(learning: dict[str, Any]) -> dict[str, Any]:

@@ -34,11 +34,16 @@ LOSSES_OF_PEERS = {
 }  # fmt: skip
 #: Of these, the names of losses that differ: another function near zero, targets between 0 and 1, predictions of two columns.
 _SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy", "rmsewithuncertainty"}
-#: Our values of our keywords by those of other libraries.
-VALUES: dict[str, dict[str, str]] = {
-    "loss": {name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES},
-    "growth": {"lossguide": "best_first", "depthwise": "depth_wise"},
+_LOSSES: dict[Any, Any] = {
+    name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES
+}
+#: Our values by those of other libraries, by the name that these are given to; other values of it are ours.
+VALUES: dict[str, dict[Any, Any]] = {
+    **dict.fromkeys(("objective", "objective_type", "application", "app", "loss_function"), _LOSSES),
+    "grow_policy": {"lossguide": "best_first", "depthwise": "depth_wise"},
     "continue_steps": {"shrunk": "damped"},
+    "max_leaves": {0: None},
+    "categorical_feature": {"auto": "from_dtype"},
 }
 
 
@@ -48,8 +53,10 @@ def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
 
 
 def our_value(name: str, value: Any) -> Any:
-    """Return the value of one of our keywords, if it is that of another library as ours."""
-    return VALUES.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
+    """Return the value of a name as ours."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return value
+    return VALUES.get(name, {}).get(value.lower() if isinstance(value, str) else value, value)
 
 
 _THREADS = "n_jobs nthread nthreads num_threads num_thread thread_count"
@@ -419,7 +426,7 @@ def with_our_names(
                 if ours in renamed:
                     both = f"{name}={shortened(value)} and {ours}={shortened(renamed[ours])}"
                     raise ParameterError(f"{both} are the same parameter: give one of them")
-                renamed[ours] = value
+                renamed[ours] = our_value(name, value)
             continue
         place = belongs(alias_of)
         is_foreign = name in aliases or name in PLACES or place is not None or name in hints or name in HINTS

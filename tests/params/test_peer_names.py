@@ -161,8 +161,8 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"grow_policy": "depthwise"}, {"growth": "depth_wise"}),
     ({"grow_policy": "lossguide"}, {"growth": "best_first"}),
     ({"objective": "reg:squarederror"}, {}),
-    ({"loss": "l2"}, {}),
-    ({"loss": "MAE"}, {"loss": "absolute_error"}),
+    ({"objective": "MAE"}, {"loss": "absolute_error"}),
+    ({"max_leaves": 0, "categorical_feature": "auto"}, {"max_leaf_nodes": None}),
     ({"leaf_estimation": "constant"}, {"step": "constant"}),
     ({"gamma": None, "scale_pos_weight": None, "n_estimators": None}, {}),
 ]

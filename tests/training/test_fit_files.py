@@ -23,7 +23,7 @@ OPTIONS = {
     "trees/streamed_grower.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
-MOST_FILES = 73
+MOST_FILES = 74
 
 
 def entered_files(**options: Any) -> set[str]:
