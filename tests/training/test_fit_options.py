@@ -481,19 +481,19 @@ def test_the_rate_of_the_progress_line_is_that_of_the_iterations(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first iteration, which compiles kernels, nor loading arcbites counts."""
-    tasks_of, enter = Tasks.of, arcbites._Arcbites._enter
+    tasks_of, select = Tasks.of, arcbites._Bites.select
     slow = 0.2
 
     def slow_first(tasks: Tasks, stats: Any, iteration: int) -> Any:
         time.sleep(slow if iteration == 1 else 0.0)
         return tasks_of(tasks, stats, iteration)
 
-    def slow_enter(loop: arcbites._Arcbites, bite: int) -> Any:
+    def slow_select(bites: arcbites._Bites, parts: Any) -> None:
         time.sleep(slow)
-        return enter(loop, bite)
+        select(bites, parts)
 
     monkeypatch.setattr(Tasks, "of", slow_first)
-    monkeypatch.setattr(arcbites._Arcbites, "_enter", slow_enter)
+    monkeypatch.setattr(arcbites._Bites, "select", slow_select)
     for options, n_slow, n_rows in (({}, 1, len(FRAME)), ({"arcbites": dboost.ArcBites(4, 2)}, 5, len(FRAME) / 4)):
         booster = fit(progress=True, max_iter=8, **options)
         lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("iteration ")]
