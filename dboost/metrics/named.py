@@ -293,7 +293,9 @@ def _r2_chunk(rows: ScoredRows) -> tuple[int | None, ...]:
     squares = None if None in parts else sum(part for part in parts if part is not None)
     means = total(weighted), total(rest)
     mean = None if None in means else sum(part for part in means if part is not None)
-    return total(weight * residual * residual), total(weight), mean, squares
+    with np.errstate(over="ignore"):  # the metric is NaN then
+        squared_residuals = total(weight * residual * residual)
+    return squared_residuals, total(weight), mean, squares
 
 
 def _r2_finish(totals: tuple[int | None, ...]) -> float:

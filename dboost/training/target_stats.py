@@ -494,7 +494,7 @@ def output_scales(loss: BaseLoss, ask: Ask, baseline: np.ndarray) -> np.ndarray:
     """
     squares = np.array([merged_float(parts) for parts in zip(*ask(_gradient_squares, loss, baseline), strict=True)])
     known = np.isfinite(squares) & (squares > 0)
-    largest = squares[known].max(initial=0.0)
+    largest = float(squares[known].max(initial=0.0))
     return np.array(
         [
             min(math.sqrt(largest / square), 1e30) if is_known else 1.0

@@ -330,3 +330,14 @@ def test_one_tree_of_several_outputs_without_a_split(options: dict[str, Any], ta
     with pytest.warns(UserWarning, match="no tree has a split"):
         booster = dboost.fit(X, y, max_iter=2, progress=False, **options, **limit)
     assert (booster.to_frame()["depth"] == 0).all()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_scores_and_targets_whose_squares_are_not_finite_cause_no_warning_of_numpy() -> None:
+    rows = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0) % 7, "far": 0.0})
+    options: dict[str, Any] = {"max_iter": 2, "progress": False, "min_samples_leaf": 1}
+    booster = dboost.fit(rows, "y", offset="far", eval_set=rows.assign(far=1e200), eval_metric="r2", **options)
+    assert booster.history["eval_r2"].isna().all()
+    targets = np.column_stack([rows["y"] * 1e-90, rows["y"] * 1e70])
+    with pytest.raises(dboost.DBoostError, match="so large that gradients are infinite; scale them down"):
+        dboost.fit(rows[["x"]], targets, loss="huber", multi_strategy="multi_output_tree", **options)
