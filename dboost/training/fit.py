@@ -30,10 +30,10 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.bites import parts_with_rows
+from dboost.session.cut_groups import check_groups, group_runs
 from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
-from dboost.session.row_groups import check_groups, group_runs
 from dboost.session.row_samples import DigitRequest
 from dboost.session.sessions import Sessions, of_roles
 from dboost.session.table_rows import BatchRows
