@@ -39,10 +39,10 @@ from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
 from dboost.session.training_rows import TrainingRows
-from dboost.trees import shard_grower, split_finder
+from dboost.trees import rounds_in_memory, split_finder
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_task import TreeTask
-from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_trees import WholeTrees
 from tests.helpers.sharded_engine import ShardedEngine
 
 #: Parts of a tree, in their order.
@@ -104,9 +104,9 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which fits are profiled."""
-        grow, advance, statistic = WholeTreeGrower.grow_tree, TrainingRows.advance, TrainingRows.statistic
+        grow, advance, statistic = WholeTrees.grow_tree, TrainingRows.advance, TrainingRows.statistic
 
-        def clocked_grow(engine: WholeTreeGrower, task: TreeTask) -> GrownTree:
+        def clocked_grow(engine: WholeTrees, task: TreeTask) -> GrownTree:
             start = time.process_time()
             grown = grow(engine, task)
             done = time.process_time()
@@ -131,7 +131,7 @@ class _Clock:
             return answers
 
         with (
-            patch.object(WholeTreeGrower, "grow_tree", clocked_grow),
+            patch.object(WholeTrees, "grow_tree", clocked_grow),
             patch.multiple(TrainingRows, advance=clocked_advance, statistic=clocked_statistic),
         ):
             yield
@@ -148,7 +148,7 @@ class _Clock:
         self.profile.binning = (booster.timings["load"] + booster.timings["bin"], n_cells * (4.0 + _COPIES))
         return self.profile
 
-    def _look(self, engine: WholeTreeGrower, task: TreeTask) -> None:
+    def _look(self, engine: WholeTrees, task: TreeTask) -> None:
         """Grow the tree again by the single kernels, and pass over the rows once more with zero leaf values."""
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
@@ -156,17 +156,20 @@ class _Clock:
             self._pieces = ShardedEngine([shard], self._terms, width=1)
             next(self._pieces.grow([task]))  # kernels that are not in the cache are compiled before they are timed
         names = {
-            (shard_grower, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
+            (rounds_in_memory, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
             # A record is read and written, a code is read.
-            (shard_grower, "_split"): (
+            (rounds_in_memory, "_split"): (
                 "split rows", lambda narrow, wide, row_of, records, ranges, splits, *_: (0, 17 * _length(ranges, splits[:, 0])),
             ),
-            (shard_grower, "_add_up"): (
+            (rounds_in_memory, "_add_up"): (
                 "histograms",
                 lambda rows, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.bin_layout.n_bins), 0),
             ),
-            (shard_grower, "_label"): ("leaves", lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0]))),
-            (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
+            (rounds_in_memory, "_label"): (
+                "leaves",
+                lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0])),
+            ),
+            (rounds_in_memory, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
             (split_finder, "_search_pairs"): (
                 "search", lambda summed, stored, pairs, *_: (0, 16 * summed[0].size * int((pairs.slots >= 0).sum())),
@@ -203,7 +206,7 @@ class _Clock:
 
 
 def _length(ranges: np.ndarray, nodes: np.ndarray) -> int:
-    """Return the number of records of some nodes; see `shard_grower.GrowingTree.ranges`."""
+    """Return the number of records of some nodes; see `rounds_in_memory.GrowingTree.ranges`."""
     return int((ranges[nodes, 2] - ranges[nodes, 1]).sum())
 
 

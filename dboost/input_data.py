@@ -125,10 +125,10 @@ class TableInput(GivenTable):
     def tasks(self, cluster: Any, budget: Budget | None, **like: Any) -> ReadTasks:
         """Return the tasks that read the table on a cluster; like : of `plan_reading`."""
         from dboost.cluster.partitions.read_tasks import ReadTasks
-        from dboost.cluster.training.cluster_fit import n_parts_of
+        from dboost.cluster.training.cluster_fit import n_partitions_of
 
-        n_parts = 1 if self.is_source else n_parts_of(cluster)
-        return ReadTasks.of(self, n_parts=n_parts, budget=budget, client=cluster, **like)
+        n_partitions = 1 if self.is_source else n_partitions_of(cluster)
+        return ReadTasks.of(self, n_partitions=n_partitions, budget=budget, client=cluster, **like)
 
 
 @dataclass(frozen=True, eq=False)

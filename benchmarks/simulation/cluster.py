@@ -32,7 +32,7 @@ from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt
 from dboost.cluster.scheduler import reducer
-from dboost.cluster.training.cluster_fit import fit_on_cluster, n_parts_of
+from dboost.cluster.training.cluster_fit import fit_on_cluster, n_partitions_of
 from dboost.cluster.transport import rpc as worker_calls
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
@@ -561,5 +561,5 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         request = FitRequest(parameters, 1, roles={"target": target})
         client = _Client(simulated)
         return fit_on_cluster(
-            client, request, lambda: _Source.of(GivenTable(data, {"target": target}), n_parts=n_parts_of(client))
+            client, request, lambda: _Source.of(GivenTable(data, {"target": target}), n_parts=n_partitions_of(client))
         )

@@ -19,9 +19,9 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.shard_grower import ShardGrower
+from dboost.trees.rounds_in_memory import RoundsInMemory
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
@@ -58,7 +58,7 @@ class Costs:
     search: float = 3e-9
 
     def of_round(
-        self, rounds: ShardGrower, begins: bool, output: int, request: RoundRequest, many: float, columns: float = 1.0
+        self, rounds: RoundsInMemory, begins: bool, output: int, request: RoundRequest, many: float, columns: float = 1.0
     ) -> float:
         """Return the seconds of a round request to one tree, when each real row stands for `many`, and each column for some."""
         n_split, n_cells, n_pairs, n_settled = _work(rounds, output, request)
@@ -67,7 +67,7 @@ class Costs:
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
 
-def _work(rounds: ShardGrower, output: int, request: RoundRequest) -> tuple[int, int, int, int]:
+def _work(rounds: RoundsInMemory, output: int, request: RoundRequest) -> tuple[int, int, int, int]:
     """Return the work of a request: rows to split, values to add up, histograms, rows of leaves. Call it after the request."""
     n_rows_of = np.diff(rounds.trees[output].ranges[:, 1:], axis=1)[:, 0]
     n_split, n_rows = int(n_rows_of[request.splits[:, 0]].sum()), int(n_rows_of[request.nodes].sum())
@@ -75,10 +75,10 @@ def _work(rounds: ShardGrower, output: int, request: RoundRequest) -> tuple[int,
     return n_split, n_rows * len(rounds.shard.layout.n_bins), len(request.nodes), n_settled
 
 
-class _Clocked(ShardGrower):
-    """A `ShardGrower` that handles the parts of a request one after the other, and records the work and the seconds of each."""
+class _Clocked(RoundsInMemory):
+    """A `RoundsInMemory` that handles the parts of a request in turn, and records the work and the seconds of each."""
 
-    def __init__(self, rounds: ShardGrower) -> None:
+    def __init__(self, rounds: RoundsInMemory) -> None:
         super().__init__(rounds.shard)
         self.begins: list[float] = []
         self.parts: list[tuple[float, ...]] = []
@@ -121,7 +121,7 @@ class _ClockedFinder(SplitFinder):
 
 
 class _Clock(ShardedEngine):
-    """Takes the place of a `WholeTreeGrower`: grows trees in rounds with one thread, and is timed."""
+    """Takes the place of a `WholeTrees`: grows trees in rounds with one thread, and is timed."""
 
     engines: ClassVar[list[_Clock]] = []
 
@@ -156,7 +156,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         return stats
 
     with (
-        patch("dboost.session.growers.WholeTreeGrower", _Clock),
+        patch("dboost.session.growers.WholeTrees", _Clock),
         patch.object(TrainingRows, "advance", advance),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):

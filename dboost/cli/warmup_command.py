@@ -36,7 +36,7 @@ FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
 #: Rows for the kernels of many rows: trees added to an evaluation set (`trees.apply_trees`), sums of gradients that decide
-#: whether histograms stay packed, and roots of several trees (`trees.whole_tree_grower`).
+#: whether histograms stay packed, and roots of several trees (`trees.whole_trees`).
 MANY_ROWS = 65_537
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}

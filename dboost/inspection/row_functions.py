@@ -447,7 +447,7 @@ class EvaluatedRows:
         np.add.at(counts, (self.target.astype(np.int64), predicted), weight)
         return list(names), counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
 
-    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+    def truth_and_prediction(self) -> tuple[np.ndarray, np.ndarray]:
         """Return targets and predictions of a regression model.
 
         Raises

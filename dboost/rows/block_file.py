@@ -12,7 +12,7 @@ all offsets follow from the list of fields and the number of rows, and a file ca
 
 Blocks of a *sealed* file never change after they are written. Each has a checksum, which is verified before any result of the
 block is used: a flipped bit, a truncated or an exchanged file is an error that names file and block, never a wrong model. A
-caller that reads a block several times may verify only the last time (see `trees.streamed_grower`). Other files hold what
+caller that reads a block several times may verify only the last time (see `trees.rounds_in_files`). Other files hold what
 changes with every tree; their fields can be read and written one by one.
 
 Files are read with `preadv` into buffers that are reused, never mapped: mapped pages count as memory of the process, and Dask

@@ -42,7 +42,7 @@ def rows_in_memory(
     if spec.compacts_target:
         target = compacted(fields["target"])
         fields, spec = {**fields, "target": target}, replace(spec, target_type=target.dtype.str)
-    groups = spec.groups(in_memory=True)
+    groups = spec.field_groups(in_memory=True)
     if "row_ids" in fields:
         groups.append(FieldGroup("ids", [Field("row_ids", "<i8")], sealed=True))
     n_rows = fields["raw"].shape[1]

@@ -262,8 +262,8 @@ class Shard:
     Parameters
     ----------
     fields : dict
-        Arrays by name, see `ShardSpec.groups`. Rows in memory have "narrow", one-byte codes by columns; scattered rows have
-        "row_ids" (int64[n_rows]) instead of `ids`. Rows without codes have statistics only.
+        Arrays by name, see `ShardSpec.field_groups`. Rows in memory have "narrow", one-byte codes by columns; scattered rows
+        have "row_ids" (int64[n_rows]) instead of `ids`. Rows without codes have statistics only.
     spec : ShardSpec
     ids : RowIds, optional
         Default: the rows are numbered from 0.

@@ -26,7 +26,7 @@ from dboost.tuning import tuning
 _BLOCK_BYTES = 4 * 2**20
 #: There are at least this many blocks, as long as each has at least this many rows.
 _LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
-#: Slots of a growing tree for each leaf of the final tree, see `trees.grower.MOST_OPENED`.
+#: Slots of a growing tree for each leaf of the final tree, see `trees.tree_growth.MOST_OPENED`.
 _SLOTS_PER_LEAF = 5
 
 
@@ -55,7 +55,9 @@ class ShardSpec:
     #: `losses.gradient_pass` reads the targets of all rows in every iteration.
     compacts_target: bool = False
     target_type: str = "<f8"  # of rows in memory
-    grouped: bool = False  # whether samples of rows take whole groups, or gradients need them, so that rows have a `draw_id`
+    has_draw_ids: bool = (
+        False  # whether samples of rows take whole groups, or gradients need them, so that rows have a `draw_id`
+    )
     #: Whether the gradients of a row depend on its whole group: then ranges and blocks of rows end between groups.
     keeps_groups: bool = False
     averages: bool = False  # whether trees are averaged, not added up: rows have sums of their own, see `trees.tree_means`
@@ -81,7 +83,7 @@ class ShardSpec:
         """Whether trees grow by bins of their own, which are proposed for each tree from the bins of `layout`."""
         return self.bin_layout is not self.layout and bool((self.bin_layout.n_bins != self.layout.n_bins).any())
 
-    def groups(self, *, in_memory: bool) -> list[FieldGroup]:
+    def field_groups(self, *, in_memory: bool) -> list[FieldGroup]:
         """Return the fields of training rows; in memory these have their codes by columns, too."""
         codes = code_fields(self.layout)
         if in_memory:
@@ -95,7 +97,7 @@ class ShardSpec:
 
     def start_groups(self) -> list[FieldGroup]:
         """Return the fields of rows before training, from which the others follow."""
-        draw_id = [Field("draw_id", "<i8")] if self.grouped else []
+        draw_id = [Field("draw_id", "<i8")] if self.has_draw_ids else []
         return [
             FieldGroup("rows", [*column_fields(self.layout), *self._row_fields(), *draw_id], sealed=True),
             FieldGroup("scores", [Field("raw", "<f8", (self.n_outputs,))], sealed=False),
@@ -121,7 +123,7 @@ class ShardSpec:
             fields.append(Field("repeat_count", "<u1"))
         if self.weights_as_hessian:
             fields.append(Field("loss_hessian", "<f4", outputs))
-        if self.grouped:
+        if self.has_draw_ids:
             fields.append(Field("draw_id", "<i8"))
         return [*fields, *self.sum_fields()]
 
@@ -159,7 +161,7 @@ class ShardSpec:
 
     def bytes_per_row(self) -> int:
         """Return the bytes of a row in the files."""
-        return sum(field.n_bytes(1) for group in self.groups(in_memory=False) for field in group.fields)
+        return sum(field.n_bytes(1) for group in self.field_groups(in_memory=False) for field in group.fields)
 
     def room_bytes(self, n_rows: int) -> int:
         """Return the memory that a thread needs to stream blocks: two block buffers, and records."""

@@ -49,7 +49,7 @@ class SharedCodes:
     Attributes
     ----------
     fields : dict
-        Codes by columns and in tiles, see `ShardSpec.groups`.
+        Codes by columns and in tiles, see `ShardSpec.field_groups`.
     order : uint32[n_rows]
         Position of each row in the table.
     building : Lock
@@ -64,7 +64,7 @@ class SharedCodes:
                 column[:] = column[by_part]
         codes_by_name = {"narrow": codes.narrow, "wide": codes.wide}
         own_spec = spec_in_memory(codes_by_name, spec)
-        self.fields = RowStore(own_spec.groups(in_memory=True)[:1], [codes.n_rows], arrays=codes_by_name).load()
+        self.fields = RowStore(own_spec.field_groups(in_memory=True)[:1], [codes.n_rows], arrays=codes_by_name).load()
         as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own_spec.bin_layout, codes.row_of
         in_ranges(lambda *of: fill_tiles(codes.narrow, layout, row_of, *of, as_bytes), codes.n_rows, n_threads)
         self.building = Lock()

@@ -35,7 +35,7 @@ from dboost.rows.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.session.fit_records import BuildSpec, SelectedRows
 from dboost.session.memory import Budget
 from dboost.session.starting_rows import StartingPiece
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.trees.apply_trees import add_trees
 from dboost.trees.fit_trees import FitTree
 from dboost.tuning import tuning
@@ -74,7 +74,7 @@ class BiteStore:
 
     Parameters
     ----------
-    rows : BatchRows
+    rows : TableRows
     spec : BuildSpec
     n_parts : int
         `BuildSpec.n_parts`.
@@ -93,7 +93,7 @@ class BiteStore:
 
     def __init__(
         self,
-        rows: BatchRows,
+        rows: TableRows,
         spec: BuildSpec,
         n_parts: int,
         budget: Budget | None,
@@ -102,7 +102,7 @@ class BiteStore:
         root: Path | None = None,
     ) -> None:
         self.spec, self._n_parts, self._n_threads = spec, n_parts, n_threads
-        self._numbers = rows.numbers
+        self._id_ranges = rows.id_ranges
         self.selected: SelectedRows | None = None
         #: Number of iterations of the fit that the scores of each part include.
         self._n_seen = [0] * n_parts
@@ -124,7 +124,7 @@ class BiteStore:
 
     def _append(self, piece: StartingPiece) -> None:
         """Add each row to its part."""
-        row_ids = self._numbers.start(piece.partition) + piece.first + np.arange(piece.codes.n_rows)
+        row_ids = self._id_ranges.start(piece.partition) + piece.first + np.arange(piece.codes.n_rows)
         fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
         parts = parts_of(self.spec.seed, self._n_parts, piece.fields.get("draw_id", row_ids))
         counts = np.bincount(parts, minlength=self._n_parts)
@@ -136,10 +136,10 @@ class BiteStore:
             n, end = int(counts[part]), int(ends[part])
             self._store.append(n, fields, order[end - n : end], part)
 
-    def _count(self, rows: BatchRows, number: int, n_rows: int) -> np.ndarray:
+    def _count(self, rows: TableRows, number: int, n_rows: int) -> np.ndarray:
         """Return the number of rows of a partition in each part."""
-        spec, start = self.spec, self._numbers.start(number)
-        if not spec.shard.grouped:
+        spec, start = self.spec, self._id_ranges.start(number)
+        if not spec.shard.has_draw_ids:
             return part_sizes(spec.seed, self._n_parts, n_rows, start)
         return np.bincount(parts_of(spec.seed, self._n_parts, rows.draw_ids(number, start)), minlength=self._n_parts)
 
@@ -206,7 +206,7 @@ class BiteStore:
         before.close()
 
     def _are_of(self, partitions: Sequence[int]) -> Callable[[RowRange], np.ndarray]:
-        return lambda block: self._numbers.are_of(block.fields["row_ids"][block.first : block.last], partitions)
+        return lambda block: self._id_ranges.are_of(block.fields["row_ids"][block.first : block.last], partitions)
 
     def close(self) -> None:
         """Release the memory, and remove the files."""

@@ -12,7 +12,7 @@ from dboost.data.columns.roles import kept_rows
 from dboost.data.tables.row_metadata import RowPlace
 from dboost.errors import DataError
 from dboost.rows.row_groups import ends_of
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 
 
 class GroupRuns(NamedTuple):
@@ -23,10 +23,10 @@ class GroupRuns(NamedTuple):
     first: np.ndarray  # int64[n_runs], first row of each, within the partition
 
 
-def group_runs(rows: BatchRows) -> list[GroupRuns]:
+def group_runs(rows: TableRows) -> list[GroupRuns]:
     """Return the runs of each partition, or of the whole table if it has no partitions."""
     table, parts = rows.table, list[GroupRuns]()
-    for k, number in enumerate(table.numbers):
+    for k, number in enumerate(table.partition_ids):
         keys = table.draw_ids(k, 0)
         if not len(keys):
             continue

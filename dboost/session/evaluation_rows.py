@@ -355,7 +355,7 @@ class SessionEvalSets:
             store.close()
             raise
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
-        owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
+        owned = [(number, n) for number, n in zip(rows.table.partition_ids, counts, strict=True) if n]
         part = EvalSet(store, spec, size, self._team, block=block, batch=batch, owned=owned, shared=shared)
         self._append(name, part)
 

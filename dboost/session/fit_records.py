@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class RowNumbers:
+class RowIdRanges:
     """The global ids of the rows of a table: their positions among all rows of positive weight. Every session has them."""
 
     ranges: dict[int, tuple[int, int]]  # of each partition: id of its first row, and number of its rows
     n_rows: int  # of the whole table
 
     @classmethod
-    def of(cls, n_kept: Mapping[int, int]) -> RowNumbers:
+    def of(cls, n_kept: Mapping[int, int]) -> RowIdRanges:
         """Number the rows of partitions one after the other. n_kept : rows of positive weight of each partition, in order."""
         ends = np.cumsum([0, *n_kept.values()]).tolist()
         return cls({i: (start, n) for start, (i, n) in zip(ends, n_kept.items(), strict=False)}, ends[-1])
@@ -67,7 +67,7 @@ class BuildSpec:
     #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.target_stats.TargetStats`;
     #: for each of `BaseLoss.parts`.
     magnitudes: tuple[tuple[float, float], ...]
-    numbers: RowNumbers = RowNumbers({}, 0)  # set by the sessions: they may train on rows that they have not read
+    id_ranges: RowIdRanges = RowIdRanges({}, 0)  # set by the sessions: they may train on rows that they have not read
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
     n_parts: int | None = None  # into which arcbites divide the rows, see `bites`; None without arcbites
     seed: int = 0  # seed of the division into arcbites, and of the samples of a forest

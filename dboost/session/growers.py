@@ -17,11 +17,11 @@ from typing import Any
 
 from dboost.errors import ParameterError
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.shard_grower import ShardGrower
-from dboost.trees.streamed_grower import StreamedGrower
+from dboost.trees.rounds_in_files import RoundsInFiles
+from dboost.trees.rounds_in_memory import RoundsInMemory
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
-from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_trees import WholeTrees
 from dboost.tuning import tuning
 
 
@@ -53,13 +53,13 @@ class MemoryGrower(Grower):
     """
 
     def __init__(self, rows: Any) -> None:
-        self._rows, self.whole = rows, WholeTreeGrower(rows)
+        self._rows, self.whole = rows, WholeTrees(rows)
         self.grow_trees = self.whole.grow_trees
 
     @cached_property
-    def shares(self) -> list[ShardGrower]:
+    def shares(self) -> list[RoundsInMemory]:
         """Grow trees in rounds on the share of each thread."""
-        return [ShardGrower(self._rows.shard, k, self._rows.n_shares) for k in range(self._rows.n_shares)]
+        return [RoundsInMemory(self._rows.shard, k, self._rows.n_shares) for k in range(self._rows.n_shares)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         rows, shares = self._rows, self.shares
@@ -84,7 +84,7 @@ class FileGrower(Grower):
     """
 
     def __init__(self, rows: Any) -> None:
-        self._rows, self.shares = rows, [StreamedGrower(rows, k, rows.n_trees) for k in range(rows.n_shares)]
+        self._rows, self.shares = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.n_shares)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         self._rows.on_shares(lambda k: self.shares[k].begin(tasks))

@@ -20,12 +20,12 @@ from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import log_streamed_eval_set
-from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowNumbers, SelectedRows, log_rows_in_files
+from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowIdRanges, SelectedRows, log_rows_in_files
 from dboost.session.session import Session
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan, scan_targets
 from dboost.trees.fit_trees import GrownTree, TreesSoFar
-from dboost.trees.grower import Round
+from dboost.trees.tree_growth import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 
@@ -76,21 +76,21 @@ class LocalSessions:
     def target_scans(self) -> list[TargetScan]:
         return scan_targets(self.table)
 
-    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+    def ask(self, question: Callable[[TableRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
         return [question(self.session.rows_of(BATCH), *arguments)]
 
-    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+    def change(self, step: Callable[[TableRows, *Given], None], *arguments: *Given) -> None:
         step(self.session.rows_of(BATCH), *arguments)
 
     def complete(self) -> None:
         """Do nothing: changes are made at once."""
 
     def set_trained(self, n_kept: dict[int, int], unit_weights: bool) -> None:
-        self.n_kept, self.unit_weights, self.numbers = n_kept, unit_weights, RowNumbers.of(n_kept)
-        self.change(BatchRows.number, self.numbers)
+        self.n_kept, self.unit_weights, self.id_ranges = n_kept, unit_weights, RowIdRanges.of(n_kept)
+        self.change(TableRows.set_row_ids, self.id_ranges)
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
-        return propose_together(self.ask(BatchRows.proposal_sample, seed, columns), max_bins, self._n_threads)
+        return propose_together(self.ask(TableRows.proposal_sample, seed, columns), max_bins, self._n_threads)
 
     @property
     def most_rows(self) -> int:
@@ -106,7 +106,7 @@ class LocalSessions:
         return sum(self.n_kept.values())
 
     def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
-        self.spec = spec = replace(spec, numbers=self.numbers)
+        self.spec = spec = replace(spec, id_ranges=self.id_ranges)
         self.trees = trees
         for name, (n_rows, max_weight) in chosen.items():
             size = spec.loss_magnitude(max_weight, n_rows)

@@ -48,7 +48,7 @@ from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard_spec import NARROW_BINS, ShardSpec, plan_layout
-from dboost.trees.grower import MOST_OPENED
+from dboost.trees.tree_growth import MOST_OPENED
 from dboost.tuning import tuning
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -110,23 +110,23 @@ class PartitionBatch:
         for i, array in values.items():
             self._reader.attach(role, i, array)
 
-    def scan_partitions(self, numbers: Sequence[int]) -> PartitionStats:
+    def scan_partitions(self, partition_ids: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions, and drop the others."""
         if self._scanned is not None:  # repeated call
             return self._scanned.stats
-        self._check(numbers)
-        self._reader.keep_only(set(numbers))
-        self._spool.keep_only(set(numbers))
-        numbers = tuple(sorted(numbers))
-        rows = MetadataRows(tuple(rows_in(self._stored[i]) for i in numbers), True, numbers)
+        self._check(partition_ids)
+        self._reader.keep_only(set(partition_ids))
+        self._spool.keep_only(set(partition_ids))
+        partition_ids = tuple(sorted(partition_ids))
+        rows = MetadataRows(tuple(rows_in(self._stored[i]) for i in partition_ids), True, partition_ids)
         metadata = self._reader.finish_roles({}, rows)
-        self._reader.drop_unweighted_categories({i: self._stored[i] for i in numbers}, metadata.roles.weight)
+        self._reader.drop_unweighted_categories({i: self._stored[i] for i in partition_ids}, metadata.roles.weight)
         stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
         targets = [scan for *_, scan in stats if scan is not None]
         survey = PartitionStats(
-            lengths=dict(zip(numbers, rows.lengths, strict=True)),
-            n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),
-            n_bytes={i: self._spool.n_bytes(i) for i in numbers},
+            lengths=dict(zip(partition_ids, rows.lengths, strict=True)),
+            n_kept=dict(zip(partition_ids, (n for n, *_ in stats), strict=True)),
+            n_bytes={i: self._spool.n_bytes(i) for i in partition_ids},
             kinds=self._reader.kinds(),
             categories=self._reader.used_categories(),
             category_kinds=self._reader.category_kinds(),
@@ -134,21 +134,21 @@ class PartitionBatch:
             complaints=metadata.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in stats),
-            fingerprints={i: fingerprint_of(self._stored[i]) for i in numbers},
+            fingerprints={i: fingerprint_of(self._stored[i]) for i in partition_ids},
         )
-        self._scanned = _Scanned(numbers, rows, metadata, survey)
+        self._scanned = _Scanned(partition_ids, rows, metadata, survey)
         return survey
 
-    def _check(self, numbers: Sequence[int]) -> None:
+    def _check(self, partition_ids: Sequence[int]) -> None:
         with self._lock:
-            missing = [i for i in numbers if i not in self._stored]
+            missing = [i for i in partition_ids if i not in self._stored]
         if missing:
             raise MissingPartitions(", ".join(map(str, missing)))
 
     def _partitions(self, rows: MetadataRows, roles: RowRoles) -> Iterator[tuple[int, RowRoles]]:
         """Yield the number of rows and the roles of each partition. roles : of all rows, if they are in memory."""
         first = 0
-        for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
+        for i, n in zip(rows.partition_ids or (), rows.lengths, strict=True):
             if self._metadata_spool is not None:
                 yield n, self._metadata_spool.get(i) if n else RowRoles()
             else:
@@ -159,13 +159,13 @@ class PartitionBatch:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
         if self._scanned is None:
             raise MissingPartitions("partitions that have not been scanned")
-        numbers, rows, metadata, _ = self._scanned
+        partition_ids, rows, metadata, _ = self._scanned
         translations: list[np.ndarray | None] = []
         for feature, categories in zip(features, self._reader.categories(), strict=True):
             # With a closed plan the reader has used the final codes already.
             final = feature.categories is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
-        pieces = [self._stored[i] for i in numbers]
+        pieces = [self._stored[i] for i in partition_ids]
         spools = self._spool, pieces, translations, self._metadata_spool
         return Table(features, named, rows, metadata, *spools, self._plan.binning)
 
@@ -178,14 +178,14 @@ class PartitionBatch:
 class _Scanned(NamedTuple):
     """The listed partitions of a batch."""
 
-    numbers: tuple[int, ...]
+    partition_ids: tuple[int, ...]
     rows: MetadataRows
     metadata: RowMetadata  # of all rows
     stats: PartitionStats
 
     def roles_of(self, i: int) -> RowRoles:
         """Return the roles of a partition as they were read, if they are in memory."""
-        k = self.numbers.index(i)
+        k = self.partition_ids.index(i)
         first = sum(self.rows.lengths[:k])
         roles = self.metadata.roles.rows(slice(first, first + self.rows.lengths[k]))
         target = roles.target

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dboost.data.columns.binning import Sample
+from dboost.data.columns.binning import ColumnSamples
 from dboost.session.fit_records import SessionRef
 
 
@@ -35,6 +35,6 @@ class ProposalOrder(NamedTuple):
         return cls(tuple(refs[:n]), tuple(n_columns * k // n for k in range(n + 1)), len(refs), max_bins)
 
 
-def divided(sample: Sample, bounds: Sequence[int]) -> list[Sample]:
+def divided(sample: ColumnSamples, bounds: Sequence[int]) -> list[ColumnSamples]:
     """Return the samples of ranges of the columns."""
     return [{i: (values[first:last], weight) for i, (values, weight) in sample.items()} for first, last in pairwise(bounds)]

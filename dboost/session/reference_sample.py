@@ -32,7 +32,7 @@ from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 
 #: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000
@@ -60,12 +60,12 @@ def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last
     return sample_rows(n_rows, seed, first, last, size=reference_size(n_features))
 
 
-def reference_values(rows: BatchRows, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+def reference_values(rows: TableRows, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return values and targets of the rows of the reference sample, by partition."""
     table = rows.table
-    drawn, _ = rows.drawn(partial(reference_rows, rows.numbers.n_rows, len(table.features), seed))
+    drawn, _ = rows.drawn(partial(reference_rows, rows.id_ranges.n_rows, len(table.features), seed))
     sampled = values_in(table, rows.positions(drawn))
-    return {table.numbers[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in sampled}
+    return {table.partition_ids[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in sampled}
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:

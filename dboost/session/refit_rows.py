@@ -23,14 +23,14 @@ from dboost.rows.row_store import FieldGroup, RowStore
 from dboost.rows.shard import RowIds
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.fit_records import BuildSpec
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.warm_start import chunk_matrices
 
 
-def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[EncodedStore]:
+def rows_with_values(rows: TableRows, spec: BuildSpec) -> Iterator[EncodedStore]:
     """Yield the rows of positive weight of each partition of a batch, whose start scores have been computed."""
     table = rows.table
-    for k, number in enumerate(table.numbers):
+    for k, number in enumerate(table.partition_ids):
         n = table.n_kept(k)
         if not n:
             continue
@@ -38,15 +38,15 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[EncodedStore]
         values = plain(matrices[0] if len(matrices) == 1 else np.concatenate(matrices))
         _check_finite(table, k, values)
         fields = {
-            "target": spec.in_unit(roles.numbers),
+            "target": spec.in_unit(roles.numeric_target),
             "raw": np.ascontiguousarray(spec.in_unit(rows.start_scores_of(k))),
             "values": values,
         }
         if spec.shard.weighted:
             fields["weight"] = np.ones(n) if roles.weight is None else roles.weight
         group = FieldGroup("values", [Field("values", values.dtype.str, (), values.shape[1:])], sealed=True)
-        store = RowStore([group, *spec.shard.groups(in_memory=True)[1:]], [n], arrays=fields)
-        yield EncodedStore(store, spec.shard, RowIds(np.array([[rows.numbers.start(number), n]], np.int64)))
+        store = RowStore([group, *spec.shard.field_groups(in_memory=True)[1:]], [n], arrays=fields)
+        yield EncodedStore(store, spec.shard, RowIds(np.array([[rows.id_ranges.start(number), n]], np.int64)))
 
 
 def _check_finite(table: Table, k: int, values: np.ndarray) -> None:

@@ -1,6 +1,6 @@
-"""Which rows of a batch are trained on, held out or watched: functions of `BatchRows` that count and assign rows.
+"""Which rows of a batch are trained on, held out or watched: functions of `TableRows` that count and assign rows.
 
-A row has a global id, its position among all rows of positive weight of the table (`BatchRows.numbers`), and a class. The
+A row has a global id, its position among all rows of positive weight of the table (`TableRows.id_ranges`), and a class. The
 coordinator draws the rows (`row_samples`).
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 from dboost.data.columns.roles import kept_rows
 from dboost.errors import DataError
 from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, FoldRows, RowAssignment
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 
 #: Number of rows that are hashed at a time.
 _PIECE_ROWS = 1 << 17
 
 
-def class_counts(rows: BatchRows, n_classes: int | None) -> np.ndarray:
+def class_counts(rows: TableRows, n_classes: int | None) -> np.ndarray:
     """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1].
 
     n_classes : None for regression.
@@ -31,7 +31,7 @@ def class_counts(rows: BatchRows, n_classes: int | None) -> np.ndarray:
     return counts
 
 
-def digit_counts(rows: BatchRows, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
+def digit_counts(rows: TableRows, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
     """Return the counts of the values of a digit of the rows' hashes; see `DigitRequest.count`."""
     counts = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
     for piece in _pieces(rows, n_classes):
@@ -39,7 +39,7 @@ def digit_counts(rows: BatchRows, n_classes: int | None, digits: DigitRequest) -
     return counts
 
 
-def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignment) -> None:
+def assign_rows(rows: TableRows, n_classes: int | None, assignment: RowAssignment) -> None:
     """Set the training weights of the rows, 0 for validation rows, and store which rows are chosen. Idempotent.
 
     Weights of chosen rows include the class weights.
@@ -72,8 +72,8 @@ def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignmen
         return weight
 
     table.reweigh(weights)
-    if fold is not None and fold.group:
-        rows.fold = _in_table_order(fold, [rows.numbers.ranges[number] for number in table.numbers])
+    if fold is not None and fold.codes_id:
+        rows.fold = _in_table_order(fold, [rows.id_ranges.ranges[number] for number in table.partition_ids])
 
     def joined(name: str) -> ChosenRows:
         positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *chosen_rows[name], strict=True)
@@ -89,11 +89,11 @@ def _in_table_order(fold: FoldRows, ranges: Sequence[tuple[int, int]]) -> FoldRo
     return FoldRows(
         np.concatenate([fold.uses[:0], *(fold.uses[rows] for rows in row_ranges)]),
         parts=np.concatenate([parts[:0], *(parts[rows] for rows in row_ranges)]),
-        group=fold.group,
+        codes_id=fold.codes_id,
     )
 
 
-def _weights(rows: BatchRows, k: int, class_weight: np.ndarray | None) -> np.ndarray:
+def _weights(rows: TableRows, k: int, class_weight: np.ndarray | None) -> np.ndarray:
     """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""
     weight = rows.table.roles(k).weight
     if class_weight is None:
@@ -112,7 +112,7 @@ class _Piece(NamedTuple):
     classes: np.ndarray | None
 
 
-def _pieces(rows: BatchRows, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
+def _pieces(rows: TableRows, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
     """Yield the rows of positive weight (of chunk k only, if given) in pieces.
 
     Raises
@@ -121,9 +121,9 @@ def _pieces(rows: BatchRows, n_classes: int | None, k: int | None = None) -> Ite
         If the number of rows of positive weight of a partition has changed since it was first read.
     """
     table, first = rows.table, 0
-    for i, (number, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
+    for i, (number, length) in enumerate(zip(table.partition_ids, table.lengths, strict=True)):
         if length and k in (None, i):
-            kept, (start, n_before) = kept_rows(table.roles(i).weight), rows.numbers.ranges[number]
+            kept, (start, n_before) = kept_rows(table.roles(i).weight), rows.id_ranges.ranges[number]
             n = length if kept is None else len(kept)
             if n != n_before:
                 raise DataError(

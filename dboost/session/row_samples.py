@@ -166,15 +166,15 @@ class FoldRows(PerRow):
 
     uses : uint8[n], of consecutive runs of rows; starts : int64[n_runs], global id of the first row of each run, ascending;
     ends : int64[n_runs], where each run ends in `uses`. Default: one run from row 0 on.
-    parts : uint8[n], the part of each row: rows of one part have the same use in each fold of a group (`in_groups`); empty if
-    the fold belongs to no group. group : unique name of the group.
+    parts : uint8[n], the part of each row: rows of one part have the same use in each of the folds that share codes
+    (`sharing_codes`); empty if the fold shares none. codes_id : unique name of the shared codes.
     """
 
     uses: np.ndarray
     starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     ends: np.ndarray | None = None
     parts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    group: str = ""
+    codes_id: str = ""
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:
         """Return the uses of rows of some partitions only. ranges : global id of the first row, and number of rows."""
@@ -187,8 +187,8 @@ class FoldRows(PerRow):
             of_them(self.uses),
             np.array([start for start, _ in filled], np.int64),
             np.cumsum([n for _, n in filled], dtype=np.int64),
-            of_them(self.parts) if self.group else self.parts,
-            self.group,
+            of_them(self.parts) if self.codes_id else self.parts,
+            self.codes_id,
         )
 
     def at(self, first: int, n: int) -> slice:
@@ -199,16 +199,16 @@ class FoldRows(PerRow):
         return slice(first, first + n)
 
 
-#: Maximal number of parts of a group of folds.
+#: Maximal number of parts of folds that share codes.
 _MOST_PARTS = 256
 
 
-def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
-    """Return the folds with their groups: consecutive ones that divide the rows into few parts.
+def sharing_codes(folds: Sequence[FoldRows]) -> list[FoldRows]:
+    """Return the folds with the codes that they share: of consecutive ones that divide the rows into few parts.
 
-    Folds that hold out different rows have one part each. Repetitions, which divide the rows in another way, are other groups.
+    Folds that hold out different rows have one part each. Repetitions divide the rows in another way, and share other codes.
     """
-    grouped: list[FoldRows] = []
+    sharing: list[FoldRows] = []
     first = 0
     while first < len(folds):
         parts, n_parts, n = np.zeros(len(folds[first].uses), np.uint8), 1, 0
@@ -219,11 +219,11 @@ def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
             if n and n_both > min(n + 3, _MOST_PARTS):
                 break
             parts, n_parts, n = (np.cumsum(exists) - 1).astype(np.uint8)[both], n_both, n + 1
-        group = uuid.uuid4().hex
+        codes_id = uuid.uuid4().hex
         for fold in folds[first : first + n]:
-            grouped.append(fold if n == 1 else replace(fold, parts=parts, group=group))
+            sharing.append(fold if n == 1 else replace(fold, parts=parts, codes_id=codes_id))
         first += n
-    return grouped
+    return sharing
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The session: everything that one process does for one fit.
 
 A `Session` has batches, which become training rows and evaluation sets: a `PartitionBatch` while tasks read partitions, then
-`BatchRows`, then `TrainingRows`. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading
+`TableRows`, then `TrainingRows`. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading
 tasks run concurrently. A fit without a cluster has a single session, which
 `local_sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
 
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.columns.binning import Sample, propose_together
+from dboost.data.columns.binning import ColumnSamples, propose_together
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_stats import GradientStats
@@ -57,11 +57,11 @@ from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.training_rows import GivenLeaves, PassWidth, TrainingRows, no_leaves, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree, GrownTree
-from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 from dboost.tuning import tuning
 
@@ -92,7 +92,7 @@ class Session:
 
     Attributes
     ----------
-    session : str
+    id : str
         Globally unique name.
     lock : Lock
         Held during a call.
@@ -107,7 +107,7 @@ class Session:
     def __init__(
         self, n_threads: int, folder: Path | None = None, spare: Budget | None = None, team: Team | None = None
     ) -> None:
-        self.session = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
@@ -116,7 +116,7 @@ class Session:
         self._resources = ExitStack()  # released by `close`
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
-        self._rows: dict[str, BatchRows] = {}
+        self._rows: dict[str, TableRows] = {}
         self._reported_bytes = 0
         #: Bytes read by training rows that are closed.
         self._closed_bytes_read = 0
@@ -193,7 +193,7 @@ class Session:
             raise MissingPartitions(batch)
         return opened
 
-    def rows_of(self, batch: str) -> BatchRows:
+    def rows_of(self, batch: str) -> TableRows:
         """Return the rows of a batch; raise MissingPartitions without such a batch."""
         rows = self._rows.get(batch)
         if rows is None:
@@ -204,7 +204,7 @@ class Session:
         """Register a table that was read in this process as a batch. closes : whether to close it once its rows are encoded."""
         # `assign_rows` must not change the weights of the caller's table.
         reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = BatchRows(reweighable, self._n_threads, table if closes else None)
+        self._rows[batch] = TableRows(reweighable, self._n_threads, table if closes else None)
 
     def _close_batch(self, batch: str) -> None:
         """Release the rows of a batch that are not built."""
@@ -220,16 +220,16 @@ class Session:
         self.batch_of(batch).attach(role, values)
 
     @remote
-    def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
+    def scan_partitions(self, batch: str, partition_ids: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
-        return replace(self.batch_of(batch).scan_partitions(numbers), spare=self._spare)
+        return replace(self.batch_of(batch).scan_partitions(partition_ids), spare=self._spare)
 
     @remote
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
             source = self.batch_of(batch)
-            self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source, self._n_growing)
+            self._rows[batch] = TableRows(source.table(features, named), self._n_threads, source, self._n_growing)
 
     @remote
     def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -244,37 +244,39 @@ class Session:
     @remote
     def draw_sample(
         self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own: int | None
-    ) -> tuple[list[Sample], Sample]:
+    ) -> tuple[list[ColumnSamples], ColumnSamples]:
         """Draw rows of some batches; return the ranges of their columns (empty for `own`), and range `own`."""
-        sample: Sample = {}
+        sample: ColumnSamples = {}
         for batch in batches:
             sample |= self.rows_of(batch).proposal_sample(seed, columns)
         ranges = divided(sample, bounds)
         return [{} if k == own else part for k, part in enumerate(ranges)], {} if own is None else ranges[own]
 
     @remote
-    def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int) -> list[np.ndarray]:
+    def propose(self, kept: ColumnSamples, received: Sequence[ColumnSamples], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
         return propose_together([kept, *received], max_bins, self._n_threads)
 
     # Rows of a host.
 
     @remote
-    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int = 0) -> list[HandedRows]:
-        """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
+    def hand_over(
+        self, batch: str, spec: BuildSpec, n_messages: int, n_threads: int | None, n_rows: int = 0
+    ) -> list[HandedRows]:
+        """Encode a batch that is not built yet; return its rows and evaluation rows in `n_messages` messages.
 
-        n_parts : 0 for a session that receives the rows of the others, and has read none itself.
+        n_messages : 0 for a session that receives the rows of the others, and has read none itself.
         n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
         n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
         """
         self._spec = spec
         self._received.pop(batch, None)
-        if not n_parts:
+        if not n_messages:
             self._encoded.setdefault(batch, [])
         elif batch not in self._encoded:
             rows = self.rows_of(batch)
             rows.drop_target()
-            parts, self._owned[batch] = list(rows.encoded(spec, n_parts, n_rows)), tuple(rows.table.numbers)
+            parts, self._owned[batch] = list(rows.encoded(spec, n_messages, n_rows)), tuple(rows.table.partition_ids)
             self._close_batch(batch)
             self._encoded[batch] = parts
         if n_threads is not None:
@@ -283,7 +285,7 @@ class Session:
         if batch not in self._handed:
             self._handed[batch] = self.eval_sets.take(batch)
         parts, partitions = self._encoded[batch], self._owned[batch]
-        messages = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
+        messages = [HandedRows(partitions, [part.alone() for part in parts[k::n_messages]], []) for k in range(n_messages)]
         return [messages[0]._replace(eval_rows=self._handed[batch]), *messages[1:]]
 
     @remote
@@ -292,10 +294,10 @@ class Session:
         self._received.setdefault(batch, []).extend(messages)
 
     @remote
-    def accept(self, batch: str, numbers: Sequence[int]) -> None:
+    def accept(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
         for message in self._received.pop(batch, []):
-            if not set(message.partitions) <= set(numbers):
+            if not set(message.partitions) <= set(partition_ids):
                 continue
             self._encoded[batch] += message.rows
             for rows in message.eval_rows:
@@ -344,7 +346,7 @@ class Session:
                 trim_memory()  # several folds are built at the same time
         return self.row_places(batch)
 
-    def build_from(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+    def build_from(self, rows: TableRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
         """Build shards from rows, and replay the trees so far."""
         self._spec = spec
         n_kept, n_threads = rows.n_kept, self._n_threads
@@ -387,21 +389,21 @@ class Session:
         return RowPlaces(in_files, most, self.pass_width.n_trees)
 
     @remote
-    def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
+    def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self._batches or batch in self._encoded:  # never built
             self._close_batch(batch)
         trained: list[TrainingRows] = []
         for rows in self.trained:
-            n_bytes, kept = rows.bytes_read, rows.keep_only(numbers) if rows.batch == batch else rows
+            n_bytes, kept = rows.bytes_read, rows.keep_only(partition_ids) if rows.batch == batch else rows
             if kept is not rows:
                 self._closed_bytes_read += n_bytes
             trained += [] if kept is None else [kept]
         self.trained = trained
-        self.eval_sets.keep_only(batch, numbers)
+        self.eval_sets.keep_only(batch, partition_ids)
         bites = self._bites.get(batch)
-        if bites is not None and numbers:
-            bites.keep_only(numbers)
+        if bites is not None and partition_ids:
+            bites.keep_only(partition_ids)
         elif bites is not None:
             self._closed_bytes_read += bites.bytes_read
             self._bites.pop(batch).close()
@@ -567,7 +569,7 @@ class Session:
             self._built.add(batch)
         return self.eval_sets.in_files(batch=batch)
 
-    def codes_held_out(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
+    def codes_held_out(self, rows: TableRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
         """Return the codes of rows that a fold holds out, if they are among those that folds share in memory; else None."""
         limit = spec.streaming_budget(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
         return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)

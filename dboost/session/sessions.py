@@ -5,8 +5,8 @@ implementations: `local_sessions.LocalSessions` calls one session directly, `clu
 sends messages to workers, which may be lost and replaced. Nothing else in a fit asks where the rows are.
 
 **Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``sessions.ask(class_counts, 3)`` returns
-the answer of each session. A function is a method of `BatchRows` or a function in the module of its subject, and is
-pickled by its name. A change is such a function without an answer, ``sessions.change(BatchRows.encode, target)``. It must be
+the answer of each session. A function is a method of `TableRows` or a function in the module of its subject, and is
+pickled by its name. A change is such a function without an answer, ``sessions.change(TableRows.encode, target)``. It must be
 idempotent, and is made again on rows that are read again. All sessions receive the same arguments, except for values of each
 row (`row_samples.PerRow`).
 
@@ -28,7 +28,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.fit_records import BuildSpec, Chosen
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import GrownTree, TreesSoFar
 from dboost.trees.tree_task import TreeTask
@@ -64,10 +64,10 @@ class Sessions(Protocol):
     def target_scans(self) -> list[TargetScan]:
         """Return the target scans of all partitions."""
 
-    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+    def ask(self, question: Callable[[TableRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
         """Return ``question(rows, *arguments)`` of the rows of each session."""
 
-    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+    def change(self, step: Callable[[TableRows, *Given], None], *arguments: *Given) -> None:
         """Change the rows in all sessions before their next call, and in sessions that read partitions again later."""
 
     def complete(self) -> None:
@@ -77,7 +77,7 @@ class Sessions(Protocol):
         """Set which rows are trained on, and number them: rows of each partition, and whether all weights are 1."""
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
-        """Return the split candidates of numeric columns from a sample of the rows (`BatchRows.proposal_sample`)."""
+        """Return the split candidates of numeric columns from a sample of the rows (`TableRows.proposal_sample`)."""
 
     @property
     def most_rows(self) -> int:
@@ -144,4 +144,4 @@ def of_roles(sessions: Sessions, function: Callable[..., Answer], *arguments: An
 
     The raw scores of a model that is continued replace the offset.
     """
-    return [answer for answers in sessions.ask(BatchRows.map_rows, function, arguments) for answer in answers]
+    return [answer for answers in sessions.ask(TableRows.map_rows, function, arguments) for answer in answers]

@@ -118,9 +118,9 @@ class StartingRows:
             if evaluates or spec.shard.weighted:
                 weight = piece.roles.weight if self.rows is None else self._weight(n_before, n)
                 fields["weight"] = np.ones(n) if weight is None else weight
-            if spec.shard.grouped and not evaluates:
+            if spec.shard.has_draw_ids and not evaluates:
                 fields["draw_id"] = piece.roles.group_keys
-            yield StartingPiece(self.table.numbers[chunk], first, piece.codes, fields)
+            yield StartingPiece(self.table.partition_ids[chunk], first, piece.codes, fields)
             first, n_before = first + n, n_before + n
 
     def _weight(self, first: int, n: int) -> np.ndarray | None:

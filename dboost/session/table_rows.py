@@ -1,14 +1,14 @@
 """The rows of a batch in one session, from the final codes of their categories until they are encoded.
 
-Without a memory limit the roles and the start scores are in memory, and `BatchRows.ranges` yields one range. With a limit, the
+Without a memory limit the roles and the start scores are in memory, and `TableRows.ranges` yields one range. With a limit, the
 roles are in files like the columns (`data.tables.row_metadata`). Arrays that are computed from them are stored in files as
 well, one partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data.
 `gather` loads everything into memory, for functions that need all rows together.
 
-`BatchRows.starting` has the rows for code that encodes them piece by piece and writes them to files (`starting_rows`).
+`TableRows.starting` has the rows for code that encodes them piece by piece and writes them to files (`starting_rows`).
 
-**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of
-its subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Sessions.ask` and `Sessions.change` call it in
+**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `TableRows`, in the module of
+its subject (`row_assignment`, `reference_sample`), or a method of `TableRows`. `Sessions.ask` and `Sessions.change` call it in
 every session. A function is pickled by its name.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.columns.binning import Sample, sample_rows
+from dboost.data.columns.binning import ColumnSamples, sample_rows
 from dboost.data.columns.roles import RowRoles, kept_rows
 from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
@@ -36,7 +36,7 @@ from dboost.rows.shard import RowIds, columns_among, compacted, tiles_of
 from dboost.rows.shard_spec import code_fields, rows_that_fit
 from dboost.rows.shared_codes import SharedCodes, shared_codes
 from dboost.session.encoded_rows import EncodedRows, joined_rows
-from dboost.session.fit_records import BuildSpec, RowNumbers
+from dboost.session.fit_records import BuildSpec, RowIdRanges
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.starting_rows import StartingRows
@@ -55,7 +55,7 @@ class TrainedRows(NamedTuple):
     unit_weights: bool  # whether all weights are 1 (or 0)
 
 
-class BatchRows:
+class TableRows:
     """The rows of a batch in one session.
 
     Parameters
@@ -77,11 +77,11 @@ class BatchRows:
         The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
     fold : FoldRows, or None
         The fold that the rows are trained on for, if it belongs to a group of folds.
-    numbers : RowNumbers
+    id_ranges : RowIdRanges
         The global ids of the rows of all sessions. They are given again once rows have been held out.
     """
 
-    numbers: RowNumbers
+    id_ranges: RowIdRanges
 
     def __init__(
         self, table: Table, n_threads: int, source: PartitionBatch | Table | None, n_growing: int | None = None
@@ -104,11 +104,11 @@ class BatchRows:
     @property
     def owned(self) -> dict[int, int]:
         """Number of rows of positive weight of each partition with such rows."""
-        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.table.n_kept(k))}
+        return {number: n for k, number in enumerate(self.table.partition_ids) if (n := self.table.n_kept(k))}
 
     def draw_ids(self, number: int, start: int) -> np.ndarray:
         """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
-        return self.table.draw_ids(self.table.numbers.index(number), start)
+        return self.table.draw_ids(self.table.partition_ids.index(number), start)
 
     @property
     def starting(self) -> StartingRows:
@@ -127,8 +127,8 @@ class BatchRows:
         rows = list(self.encoded(spec, 1))
         return joined_rows(rows, spec, self.n_threads) if rows else None
 
-    def encoded(self, spec: BuildSpec, n_parts: int, n_rows: int = 0) -> Iterator[EncodedRows]:
-        """Yield the rows of positive weight in memory, as at most `n_parts` ranges of about the same number of rows.
+    def encoded(self, spec: BuildSpec, n_ranges: int, n_rows: int = 0) -> Iterator[EncodedRows]:
+        """Yield the rows of positive weight in memory, as at most `n_ranges` ranges of about the same number of rows.
 
         Raw values are released before the last one is yielded. n_rows : of which the codes of each range get room; default only
         of its own.
@@ -137,7 +137,7 @@ class BatchRows:
         table, y, weight = self.table, self.y, self.table.weight
         kept = kept_rows(weight)
         n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
-        borders = [n_kept * k // n_parts for k in range(n_parts + 1)]
+        borders = [n_kept * k // n_ranges for k in range(n_ranges + 1)]
         if spec.shard.keeps_groups and (keys := self._draw_id_of(spec, slice(0, n_kept))) is not None:
             borders = next_ends(ends_of(keys), np.array(borders)).tolist()
         for first, last in pairwise(borders):
@@ -213,7 +213,7 @@ class BatchRows:
             return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
 
         if self._shared is None:
-            self._shared = shared_codes((fold.group, tuple(table.numbers)), make)
+            self._shared = shared_codes((fold.codes_id, tuple(table.partition_ids)), make)
         return self._shared
 
     def codes_held_out(self, spec: BuildSpec, positions: np.ndarray) -> ConsecutiveCodes | None:
@@ -228,15 +228,15 @@ class BatchRows:
         first = shared.first_of(positions)
         return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
 
-    def number(self, numbers: RowNumbers) -> None:
+    def set_row_ids(self, id_ranges: RowIdRanges) -> None:
         """Set the global ids of the rows. Idempotent."""
-        self.numbers = numbers
+        self.id_ranges = id_ranges
 
     def ids(self) -> RowIds:
         """Return the global ids of the rows of positive weight."""
         runs: list[tuple[int, int]] = []
         for number, n in self.owned.items():
-            start = self.numbers.start(number)
+            start = self.id_ranges.start(number)
             if runs and sum(runs[-1]) == start:
                 start, n = runs[-1][0], runs.pop()[1] + n
             runs.append((start, n))
@@ -264,7 +264,7 @@ class BatchRows:
             table = self.table
             sizes = block_sizes(ends_of_parts(table.draw_ids(k, 0) for k in range(table.n_chunks)), block_rows)
             place = InFiles(max(sizes), root, sizes)
-        store = RowStore(spec.shard.groups(in_memory=False), [n_rows], place)
+        store = RowStore(spec.shard.field_groups(in_memory=False), [n_rows], place)
         try:
             for piece in self.starting.pieces(spec, self.n_threads, block_rows):
                 fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
@@ -338,7 +338,7 @@ class BatchRows:
         for name, (positions, weights) in (self.chosen or {}).items():
             max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
             chosen[name] = len(positions), max_weight
-        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+        for k, (i, length) in enumerate(zip(self.table.partition_ids, self.table.lengths, strict=True)):
             weight = self.table.roles(k).weight if length else None
             n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
             unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
@@ -350,13 +350,13 @@ class BatchRows:
         kept = kept_rows(self.table.weight)
         return distinct_of(self.table, np.arange(self.table.n_rows) if kept is None else kept)
 
-    def proposal_sample(self, seed: int, columns: tuple[int, int]) -> Sample:
+    def proposal_sample(self, seed: int, columns: tuple[int, int]) -> ColumnSamples:
         """Return a range (first, last) of the numeric columns of the sampled rows."""
         table = self.table
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
-        drawn, weights = self.drawn(partial(sample_rows, self.numbers.n_rows, seed))
+        drawn, weights = self.drawn(partial(sample_rows, self.id_ranges.n_rows, seed))
         values_of_chunks = sampled(table, self.positions(drawn), numeric, self.n_threads)
-        return {table.numbers[k]: (values, weights[k]) for k, values in values_of_chunks}
+        return {table.partition_ids[k]: (values, weights[k]) for k, values in values_of_chunks}
 
     def drawn(self, draw: Callable[[int, int], np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return the drawn rows of each chunk, and their weights.
@@ -365,10 +365,10 @@ class BatchRows:
         """
         drawn: list[np.ndarray] = []
         weights: list[np.ndarray | None] = []
-        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+        for k, (i, length) in enumerate(zip(self.table.partition_ids, self.table.lengths, strict=True)):
             weight = self.table.roles(k).weight if length else None
             kept = kept_rows(weight)
-            start = self.numbers.start(i)
+            start = self.id_ranges.start(i)
             rows = draw(start, start + (length if kept is None else len(kept))) - start
             drawn.append(rows if kept is None else kept[rows])
             weights.append(None if weight is None else weight[drawn[k]])
@@ -404,7 +404,7 @@ class BatchRows:
     def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
         group = self.table.all_roles.group
-        if not spec.shard.grouped or group is None:
+        if not spec.shard.has_draw_ids or group is None:
             return None
         kept = kept_rows(self.table.weight)
         return group[kept_range] if kept is None else group[kept[kept_range]]

@@ -1,7 +1,7 @@
 """Training rows: the rows of a batch of a session, with their state between calls.
 
-`TrainingRows` has the fields of `ShardSpec.groups` in a row store: in memory, or in files if they exceed the memory limit of
-the fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
+`TrainingRows` has the fields of `ShardSpec.field_groups` in a row store: in memory, or in files if they exceed the memory limit
+of the fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
 the only class that knows where the rows are. All results are sums of integers, maxima or minima, so they depend neither on that
 nor on the number of threads.
 
@@ -286,7 +286,7 @@ class TrainingRows:
 
         if self.shard is not None:
             known[id(self.shard)] = of_trees(self.shard)
-        drawn_by = ["draw_id"] if self.spec.grouped else []
+        drawn_by = ["draw_id"] if self.spec.has_draw_ids else []
         self.each(work, [*SUMS, *reads, *drawn_by], SUMS)
 
     def row_ids(self) -> np.ndarray:
@@ -295,14 +295,14 @@ class TrainingRows:
             return np.concatenate([self.shard.row_ids(*rows) for rows in self.shard.ranges()])
         return self._ids.of(0, self.n_rows)
 
-    def keep_only(self, numbers: Sequence[int]) -> TrainingRows | None:
+    def keep_only(self, partition_ids: Sequence[int]) -> TrainingRows | None:
         """Return the rows without those of other partitions, in their current state; None if none remain.
 
         They have no `GradientStats`: these describe the old rows, and the next `advance` recomputes them.
         """
         self.route_excluded()
         row_ids = self.row_ids()
-        kept = self._build_spec.numbers.are_of(row_ids, numbers)
+        kept = self._build_spec.id_ranges.are_of(row_ids, partition_ids)
         n = int(np.count_nonzero(kept))
         if n == self.n_rows:
             return self

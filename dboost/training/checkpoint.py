@@ -524,7 +524,7 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
 
 def merged_fingerprint(sessions: Sessions, spec: ShardSpec) -> list[int]:
     """Return the fingerprints over all rows, see `rows.statistics.row_fingerprint`."""
-    none = np.zeros(2 + len(spec.layout.n_bins) + spec.grouped, np.uint64)
+    none = np.zeros(2 + len(spec.layout.n_bins) + spec.has_draw_ids, np.uint64)
     return [int(number) for number in reduce(np.add, sessions.statistics(row_fingerprint), none)]
 
 

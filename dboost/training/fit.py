@@ -36,7 +36,7 @@ from dboost.session.reference_sample import ReferenceSample, reference_values, w
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
 from dboost.session.sessions import Sessions, of_roles
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import arcbite_visits
@@ -110,14 +110,14 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
 
     request.progress.phase("binning")
     if warm_start.is_new_source:
-        sessions.change(BatchRows.compute_start_scores, warm_start)
+        sessions.change(TableRows.compute_start_scores, warm_start)
     description = describe(request, parameters, target, sessions)  # the first call of workers: it makes all changes so far
     binning = propose_bins(request, parameters, warm_start, features, sessions)
     ask = partial(of_roles, sessions)
     stats = target_stats(target.loss, ask, continues=warm_start.is_new_source, sizes=description.sizes)
     plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start)
     plan = replace(plan, chosen=held_out.chosen)
-    if plan.shard.grouped and plan.parameters.arcbites is not None:
+    if plan.shard.has_draw_ids and plan.parameters.arcbites is not None:
         seed, n_parts = plan.parameters.random_state, plan.parameters.arcbites.n_parts
         plan = replace(plan, parts_with_rows=reduce(np.logical_or, ask(parts_with_rows, seed, n_parts)))
     loss = plan.target.loss
@@ -159,7 +159,7 @@ def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Fea
         target = target_for(request.classes, parameters)
     else:
         target = choose_target(sessions.target_scans(), parameters, request.roles.get("target"))
-    encode_targets = partial(sessions.change, BatchRows.encode, target)
+    encode_targets = partial(sessions.change, TableRows.encode, target)
     if warm_start.is_new_source:
         continued(encode_targets)
         continued(sessions.complete)
@@ -223,7 +223,7 @@ def hold_out(request: FitRequest, target: Target, sessions: Sessions, model_so_f
     assignment = validation.assign(counts, None if has_groups else count_digits, test_rows)
     sessions.change(assign_rows, n_classes, assignment)
 
-    trained = sessions.ask(BatchRows.trained_rows)
+    trained = sessions.ask(TableRows.trained_rows)
     after = dict(sorted((i, n) for rows in trained for i, n in rows.n_kept.items()))
     n_held_out = n_rows - sum(after.values())
     if holds_out_test_set:
@@ -277,7 +277,7 @@ def describe(request: FitRequest, parameters: Parameters, target: Target, sessio
 Described = tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[Sizes]]
 
 
-def described_rows(rows: BatchRows, loss: BaseLoss, seed: int) -> Described:
+def described_rows(rows: TableRows, loss: BaseLoss, seed: int) -> Described:
     """Return what `describe` asks a session for, in one call."""
     return reference_values(rows, seed), rows.map_rows(sizes_of, (loss,))
 
@@ -301,7 +301,7 @@ def propose_bins(
     if warm_start.keeps_bins:
         return warm_start.binning(features)
     if parameters.split_proposal == "exact":
-        columns = zip(*sessions.ask(BatchRows.distinct_columns), strict=True)
+        columns = zip(*sessions.ask(TableRows.distinct_columns), strict=True)
         return exact_binning(features, [reduce(distinct_values, of_sessions) for of_sessions in columns])
     n_numeric = sum(not feature.is_categorical for feature in features)
     n_columns = max(columns_at_once(sessions.n_rows, None if request.budget is None else request.budget.sampled), 1)

@@ -33,7 +33,7 @@ from dboost.losses import BaseLoss
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.rows.row_sample import derive_seed, hash_rows
-from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
+from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, sharing_codes
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
@@ -141,7 +141,7 @@ def split_rows(
         for use, purpose in ((TRAIN, "train on"), (TEST, "hold out")):
             if not (fold.uses == use).any():
                 raise ParameterError(f"folds: fold {number} has no row to {purpose}")
-    return in_groups(divided)
+    return sharing_codes(divided)
 
 
 def _numbered(

@@ -35,7 +35,7 @@ from dboost.session.fit_records import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
 from dboost.session.sessions import Sessions, of_roles
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
 from dboost.training.binned_data import DatasetDescription
@@ -97,7 +97,7 @@ def refit_leaves(
                 raise ParameterError(
                     f"loss={target.loss.name!r} depends on groups of rows: its leaf values cannot be estimated again"
                 )
-            sessions.change(BatchRows.compute_start_scores, start)
+            sessions.change(TableRows.compute_start_scores, start)
             description = describe(request, parameters[-1], target, sessions)
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)

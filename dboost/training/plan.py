@@ -568,7 +568,7 @@ class RowsDescription:
     weighted: bool  # False when all weights are 1
     named: bool  # whether the features' names are the user's
     reference: ReferenceSample | None
-    grouped: bool = False  # whether rows belong to groups
+    has_groups: bool = False  # whether rows belong to groups
     sizes: Sizes | None = None  # of the targets, if they are known already
 
 
@@ -725,7 +725,7 @@ def make_plan(
         speculates=policy.order != ANY_ORDER,
         averages=parameters.is_forest,
         compacts_target=all(_is_compiled(part) for part in loss.parts or (loss,)),
-        grouped=rows.grouped and (draws_rows(parameters) or bool(loss.targets.groups)),
+        has_draw_ids=rows.has_groups and (draws_rows(parameters) or bool(loss.targets.groups)),
         keeps_groups=bool(loss.targets.groups),
     )
     if parameters.arcbites is not None:

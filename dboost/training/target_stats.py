@@ -389,14 +389,14 @@ def _alone(rows: RowRoles, output: int, column: int) -> RowRoles:
     offset = rows.offset  # or the raw scores of a model that is continued, float64[n_outputs, n]
     if offset is not None and offset.ndim == 2:
         offset = offset[output : output + 1]
-    return replace(rows, target=target_column(rows.numbers, column), offset=offset)
+    return replace(rows, target=target_column(rows.numeric_target, column), offset=offset)
 
 
 def _in_unit(rows: RowRoles, unit: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with targets and offsets in a unit."""
     if unit != 1.0:
         offset = None if rows.offset is None else rows.offset / unit
-        rows = replace(rows, target=rows.numbers / unit, offset=offset)
+        rows = replace(rows, target=rows.numeric_target / unit, offset=offset)
     return function(rows, *arguments)
 
 
@@ -442,7 +442,7 @@ def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: An
 def _total_loss(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
     with np.errstate(all="ignore"):
-        return total(_weighted(loss.value(rows.numbers, _raw_scores(rows, loss, at)), rows))
+        return total(_weighted(loss.value(rows.numeric_target, _raw_scores(rows, loss, at)), rows))
 
 
 def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
@@ -506,7 +506,7 @@ def output_scales(loss: BaseLoss, ask: Ask, baseline: np.ndarray) -> np.ndarray:
 def _gradient_squares(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> list[int | None]:
     """Return Σ w g² of each output with raw scores offset + `at` (float64[n_outputs]), exactly; g as kernels compute it."""
     with np.errstate(all="ignore"):
-        gradient = loss.gradient(rows.numbers, _raw_scores(rows, loss, at))
+        gradient = loss.gradient(rows.numeric_target, _raw_scores(rows, loss, at))
         in_units = (of_output * leaves.score_unit for of_output, leaves in zip(gradient, loss.leaves, strict=True))
         return [total(_weighted(of_output * of_output, rows)) for of_output in in_units]
 
@@ -521,7 +521,7 @@ def _rows_at(ask: Ask, loss: BaseLoss, at: np.ndarray, n_rows: int, max_weight: 
 
 
 def _of_part(rows: RowRoles, loss: BaseLoss, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
-    return part(PartOfRows(rows.numbers, _raw_scores(rows, loss, at), rows.weight), *arguments)
+    return part(PartOfRows(rows.numeric_target, _raw_scores(rows, loss, at), rows.weight), *arguments)
 
 
 def _slopes(ask: Ask, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[float, float]:
@@ -533,7 +533,7 @@ def _slopes(ask: Ask, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[floa
 
 def _derivatives(rows: RowRoles, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[int | None, int | None]:
     with np.errstate(over="ignore", invalid="ignore"):
-        gradient, hessian = loss.slopes(output, rows.numbers, _raw_scores(rows, loss, at))
+        gradient, hessian = loss.slopes(output, rows.numeric_target, _raw_scores(rows, loss, at))
         return total(_weighted(gradient, rows)), total(_weighted(hessian, rows))
 
 
@@ -541,7 +541,7 @@ def _largest_loss(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> tuple[float
     """Return the largest loss, and the largest distance between target and prediction."""
     if not rows.n_rows:
         return 0.0, 0.0
-    y, raw = rows.numbers, _raw_scores(rows, loss, at)
+    y, raw = rows.numeric_target, _raw_scores(rows, loss, at)
     with np.errstate(over="ignore", invalid="ignore"):
         largest = np.abs(loss.point(raw) - loss.targets.locations(y)).max()
         return float(np.abs(loss.value(y, raw)).max()), float(largest)
@@ -569,7 +569,7 @@ def sizes_of(rows: RowRoles, loss: BaseLoss) -> Sizes:
     if not n:
         return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0, parts)
     weight, has_offset = rows.weight, rows.offset is not None
-    location = loss.targets.locations(rows.numbers)
+    location = loss.targets.locations(rows.numeric_target)
     lowest, highest = float(location.min()), float(location.max())
     if weight is None:
         return Sizes(n, 1.0, lowest, highest, has_offset, True, float(n), n, parts)
@@ -584,7 +584,7 @@ def _sums(rows: RowRoles, loss: BaseLoss, units: SumUnits) -> list[ExactSum]:
     weight, n = rows.weight, rows.n_rows
     weights = ExactSum(units.weight, int(n * units.weight)) if weight is None else ExactSum.of(weight, units.weight)
     of_targets = _weighted_sum if loss.start.sums is None else loss.start.sums
-    return [*of_targets(loss.targets.locations(rows.numbers), weight, units), weights]
+    return [*of_targets(loss.targets.locations(rows.numeric_target), weight, units), weights]
 
 
 def _weighted_sum(y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:

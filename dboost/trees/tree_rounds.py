@@ -1,4 +1,4 @@
-"""The rounds of trees: the only driver of `trees.grower.grow_tree`.
+"""The rounds of trees: the only driver of `trees.tree_growth.grow_tree`.
 
 `grow_tree` decides which splits to apply and which histograms it needs next. `TreeRounds` passes its requests to all shards of
 a fit (`BeginRound`), searches the summed histograms, and returns the best splits to the grower. Where the shards are, and how
@@ -9,8 +9,8 @@ The trees of an iteration (one for each output) may share rounds: one call has t
 
 **Rounds in flight.** Where shards are in other processes, they would idle while histograms are merged and searched here, and
 this process while they compute. So `GrowOrder.n_in_flight` rounds may be under way at the same time. They end in the order in
-which they began. One tree then splits fewer leaves in each of its rounds; which ones is speculation (`trees.grower`). Several
-trees are independent, so they are divided among the rounds. Trees do not depend on the number of rounds under way.
+which they began. One tree then splits fewer leaves in each of its rounds; which ones is speculation (`trees.tree_growth`).
+Several trees are independent, so they are divided among the rounds. Trees do not depend on the number of rounds under way.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import available_threads
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.grower import Round, RoundHistograms, RoundResult, grow_tree
 from dboost.trees.split_finder import BestSplits, SplitFinder
+from dboost.trees.tree_growth import Round, RoundHistograms, RoundResult, grow_tree
 from dboost.trees.tree_task import TreeTask
 
 

@@ -236,7 +236,7 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
     @wraps(cut)
     def fails(self: FeatureOwner, session: Session, message: SliceRound) -> Any:
         exchange, *answer = cut(self, session, message)
-        if session.session == exchange.refs[which].session and not message.tasks:
+        if session.id == exchange.refs[which].session and not message.tasks:
             raise ValueError("no histograms today")
         return exchange, *answer
 

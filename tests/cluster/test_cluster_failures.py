@@ -372,7 +372,7 @@ def call_other_method(dask_worker: Any = None) -> tuple[str, str]:
     """For `Client.run`: the answer to a message that names a method of the session which is not in the protocol."""
     plugin = dask_worker.plugins["dboost"]
     ((fit, session),) = plugin._sessions.items()
-    status, answer = plugin._execute(fit, session.session, session.latest, "close", ())
+    status, answer = plugin._execute(fit, session.id, session.latest, "close", ())
     return status, str(unpack_error(answer))
 
 

@@ -29,7 +29,7 @@ from dboost.cluster.transport.rpc import FitCalls
 from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
-from dboost.trees.grower import RoundHistograms
+from dboost.trees.tree_growth import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
 from tests.helpers.examples import examples
 

@@ -28,7 +28,7 @@ from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.fit_records import unpack as unpacked
 from dboost.session.session import Session
-from dboost.trees.grower import RoundHistograms
+from dboost.trees.tree_growth import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, lines_cluster
 
 FRAME = a_table(1500)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
-from dboost.session.fit_records import RowNumbers
+from dboost.session.fit_records import RowIdRanges
 from dboost.session.row_assignment import class_counts
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.tuning import tuned
 from tests.helpers.clusters import a_table, threads_cluster
 from tests.helpers.examples import examples
@@ -85,8 +85,8 @@ def test_however_the_rows_are_divided(
 def test_a_partition_with_another_number_of_rows_is_named() -> None:
     with open_table(divided(FRAME, [300]), "y", sample_weight="w") as table:
         n_kept = [int((FRAME["w"][:300] > 0).sum()), int((FRAME["w"][300:] > 0).sum()) + 1]
-        rows = BatchRows(table, 1, table)
-        rows.number(RowNumbers.of(dict(enumerate(n_kept))))
+        rows = TableRows(table, 1, table)
+        rows.set_row_ids(RowIdRanges.of(dict(enumerate(n_kept))))
         with pytest.raises(dboost.DataError, match=rf"partition 1 has {n_kept[1] - 1} rows .* but had {n_kept[1]} when"):
             class_counts(rows, None)
 

@@ -150,7 +150,7 @@ def test_messages_of_many_rows(tune: Tune) -> None:
     tune(hand_over_bytes=440)
     members = {ref: member(n) for ref, n in zip(WORKERS, (5, 10, 21, 0, 11), strict=True)}
     orders = orders_of(members)
-    assert [orders[ref].n_parts for ref in WORKERS] == [1, 1, 3, 1, 2]
+    assert [orders[ref].n_messages for ref in WORKERS] == [1, 1, 3, 1, 2]
     assert [orders[ref].n_senders for ref in WORKERS] == [(4, 2, 1), (), (), (), ()]
 
 

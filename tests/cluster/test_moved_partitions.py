@@ -27,7 +27,7 @@ from dboost.session.evaluation_rows import SessionEvalSets
 from dboost.session.fit_records import BuildSpec, unpack
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 from tests.helpers.tune import Tune
 
@@ -46,16 +46,16 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
     tune(resident_rows=0 if filed else len(FRAME))
 
     class Compared(BiteStore):
-        def __init__(self, rows: BatchRows, spec: BuildSpec, n_parts: int, budget: Budget | None, **options: Any) -> None:
+        def __init__(self, rows: TableRows, spec: BuildSpec, n_parts: int, budget: Budget | None, **options: Any) -> None:
             super().__init__(rows, spec, n_parts, budget, **options)
-            assert rows.numbers.ranges.keys() == set(range(5))
+            assert rows.id_ranges.ranges.keys() == set(range(5))
             moved = BiteStore(rows, spec, n_parts, budget, **options)
             assert moved.rows_in_files == (moved.n_rows if filed else 0)
             moved.keep_only(range(5))  # all of them: nothing is written
             moved.keep_only(kept)
             for part in range(n_parts):
                 before, after = self.rows_of(part, ()), moved.rows_of(part, ())
-                stays = np.flatnonzero(rows.numbers.are_of(before["row_ids"], kept))
+                stays = np.flatnonzero(rows.id_ranges.are_of(before["row_ids"], kept))
                 assert 0 < len(stays) < len(before["row_ids"])
                 np.testing.assert_equal(after, {name: values[..., stays] for name, values in before.items()})
                 n_compared.append(len(stays))

@@ -28,7 +28,7 @@ from dboost.cluster.transport.rpc import METHODS, STATUSES, LineCalls, Relay, an
 from dboost.errors import DataError
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.session import Session
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from tests.helpers.clusters import Processes, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
 
@@ -121,16 +121,16 @@ def test_a_slow_worker_is_waited_for(two: Client, monkeypatch: pytest.MonkeyPatc
     MISTAKES[mistake](rows, some)
     parts = [rows[a : a + 100] for a in range(0, N_ROWS, 100)]
     expected = error_of(mistake, parts)
-    encode, answered = BatchRows.encode, list[int]()
+    encode, answered = TableRows.encode, list[int]()
 
     @functools.wraps(encode)
-    def slow(self: BatchRows, target: Any) -> None:
-        if 0 in self.table.numbers:
+    def slow(self: TableRows, target: Any) -> None:
+        if 0 in self.table.partition_ids:
             time.sleep(1.0)
-        answered.append(min(self.table.numbers))
+        answered.append(min(self.table.partition_ids))
         encode(self, target)
 
-    monkeypatch.setattr(BatchRows, "encode", slow)
+    monkeypatch.setattr(TableRows, "encode", slow)
     with dask.config.set({"dboost.single-worker-values": 0}):
         assert error_of(mistake, parts, two) == expected
     assert answered[-1] == 0 and len(answered) == 2
@@ -178,17 +178,17 @@ def test_a_worker_that_is_lost_while_it_is_waited_for(tmp_path: Path) -> None:
 
 def end_process_once(flag: Path) -> None:
     """Have the process whose session has partition 0 end when it encodes the target, once."""
-    encode = BatchRows.encode
+    encode = TableRows.encode
 
     @functools.wraps(encode)
-    def ending(self: BatchRows, target: Any) -> None:
-        if 0 in self.table.numbers and not flag.exists():
+    def ending(self: TableRows, target: Any) -> None:
+        if 0 in self.table.partition_ids and not flag.exists():
             flag.touch()
             time.sleep(1.0)
             os._exit(1)
         encode(self, target)
 
-    BatchRows.encode = ending  # type: ignore[method-assign]
+    TableRows.encode = ending  # type: ignore[method-assign]
 
 
 # Lines and relays, with sessions that answer as a test says.

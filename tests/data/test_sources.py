@@ -680,7 +680,7 @@ def test_prepared_streams_are_sent_to_workers_in_waves(
     frame = frame_of().assign(w=np.arange(N_ROWS) % 3.0, c=np.where(np.arange(N_ROWS) % 5 < 2, "no", "yes"))
     how = {"sample_weight": "w", "features": ["x0", "x1", "town"], "filter": FILTERS["arrow"]()}
     tune(wave_bytes=4_000, least_partition_rows=100)
-    monkeypatch.setattr(cluster_dataset, "n_parts_of", lambda _: 12)
+    monkeypatch.setattr(cluster_dataset, "n_partitions_of", lambda _: 12)
     sent: list[int] = []
     submit = cluster_dataset.submit
 

@@ -33,7 +33,7 @@ from dboost.data.tables.reader import Reader
 from dboost.data.tables.reading import GivenTable
 from dboost.data.tables.row_metadata import RowMetadataSpool
 from dboost.files.spool import Spool
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 
@@ -238,8 +238,8 @@ def test_a_matrix_has_columns() -> None:
     assert dboost.fit(X, matrix[:, 0], max_iter=1) == dboost.fit(X, TARGETS[0], max_iter=1)
 
 
-def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
-    return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.numbers) if rows.table.lengths[k]}
+def targets_by_partition(rows: TableRows) -> dict[int, Any]:
+    return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.partition_ids) if rows.table.lengths[k]}
 
 
 @pytest.mark.fast_cells(4)
@@ -247,7 +247,7 @@ def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
 def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
     data, target = FORMS[form](tmp_path)
     with Connection(client) as connection:
-        sessions = ClusterSessions(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_parts=3), 1)
+        sessions = ClusterSessions(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_partitions=3), 1)
         sessions.load()
         assert {scan.n_columns for scan in sessions.target_scans()} == {2}
         for _ in range(2):

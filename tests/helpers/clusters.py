@@ -320,7 +320,7 @@ def forget_rows(dask_worker: Any = None) -> None:
 
 def session_names(dask_worker: Any = None) -> list[str]:
     """For `Client.run`: the names of a worker's sessions."""
-    return [holding.session for holding in sessions_of(dask_worker)]
+    return [holding.id for holding in sessions_of(dask_worker)]
 
 
 def uses_lines(dask_scheduler: Scheduler) -> list[bool]:

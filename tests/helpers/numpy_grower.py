@@ -10,7 +10,7 @@ import numpy as np
 from dboost.rows.shard import Shard
 from dboost.session.growers import GROWERS, Grower
 from dboost.session.training_rows import TrainingRows
-from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 NAME = "numpy"

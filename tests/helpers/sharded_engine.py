@@ -23,8 +23,8 @@ from dboost.rows.statistics import Statistic
 from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.grower import Round, RoundHistograms, RoundRequest
-from dboost.trees.shard_grower import ShardGrower
+from dboost.trees.rounds_in_memory import RoundsInMemory
+from dboost.trees.tree_growth import Round, RoundHistograms, RoundRequest
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 
@@ -36,7 +36,7 @@ def training_rows(
     build: Any = SimpleNamespace(
         warm_start=SimpleNamespace(n_before=0),
         binning=SimpleNamespace(features=encoded.spec.layout.n_bins),
-        numbers=SimpleNamespace(are_of=lambda row_ids, partitions: is_kept is not None and is_kept(row_ids)),
+        id_ranges=SimpleNamespace(are_of=lambda row_ids, partitions: is_kept is not None and is_kept(row_ids)),
     )
     return TrainingRows(encoded, "batch", build, None, Team(n_threads), n_staying=n_staying)
 
@@ -55,7 +55,7 @@ class ShardedEngine:
     """
 
     def __init__(self, shards: Sequence[Shard], loss_terms: LossTerms, *, width: int = 8, in_flight: int = 1) -> None:
-        self._growers = [ShardGrower(shard) for shard in shards]
+        self._growers = [RoundsInMemory(shard) for shard in shards]
         self._terms = loss_terms
         self._width, self._in_flight = width, in_flight
         self._rounds = TreeRounds()
@@ -63,7 +63,7 @@ class ShardedEngine:
 
     @property
     def n_rows(self) -> int:
-        return sum(shard_grower.shard.n_rows for shard_grower in self._growers)
+        return sum(grower.shard.n_rows for grower in self._growers)
 
     def advance(self, values: np.ndarray, terms: LossTerms | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
@@ -90,11 +90,11 @@ class ShardedEngine:
 
         def run() -> RoundSumsAndSplits:
             if tasks:
-                for shard_grower in self._growers:
+                for grower in self._growers:
                     for task in tasks:
                         if task.bin_merge is not None:
-                            merge_into_bins(task.bin_merge, shard_grower.shard, 0, shard_grower.shard.n_rows)
-                    shard_grower.begin(tasks, [shard_grower.shard.grown_rows(*task.row_subset) for task in tasks])
+                            merge_into_bins(task.bin_merge, grower.shard, 0, grower.shard.n_rows)
+                    grower.begin(tasks, [grower.shard.grown_rows(*task.row_subset) for task in tasks])
             return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
 
         return run
@@ -123,7 +123,10 @@ class WholeEngine:
     def __init__(self, shard: Shard, loss_terms: LossTerms, *, n_threads: int = 1) -> None:
         self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
         store = RowStore(
-            [g._replace(fields=[f for f in g.fields if f.name in shard.fields]) for g in shard.spec.groups(in_memory=True)],
+            [
+                g._replace(fields=[f for f in g.fields if f.name in shard.fields])
+                for g in shard.spec.field_groups(in_memory=True)
+            ],
             [shard.n_rows],
             arrays=shard.fields,
         )

@@ -250,7 +250,7 @@ def test_the_reader_of_parameters_sees(source: str, counts: dict[str, int]) -> N
         ("dboost.kernels.__init__", "from .bins import encode", ""),
         ("dboost.kernels.bins", "from ..model import tree", "kernels must not import model"),
         ("dboost.losses.huber", "from dboost import metrics", "losses must not import metrics"),
-        ("dboost.rows.shard", "from dboost.trees.grower import Round", "rows must not import trees"),
+        ("dboost.rows.shard", "from dboost.trees.tree_growth import Round", "rows must not import trees"),
         ("dboost.data.columns.chunk", "from dboost.data.tables.table import Table", "must not import data.tables"),
         ("dboost.data.columns.chunk", "from dboost.data import Table", "data.columns must not import data "),
         ("dboost.training.loop", "import dboost", "training must not import __init__"),

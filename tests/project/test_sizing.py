@@ -35,7 +35,7 @@ from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.session import Session
 from dboost.session.training_rows import TrainingRows
 from dboost.training.plan import precision_of
-from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_trees import WholeTrees
 from tests.helpers.clusters import a_table, lines_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +44,13 @@ MIB, GIB = 2**20, 2**30
 
 def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     shards: list[Shard | None] = []
-    begin: Callable[..., None] = WholeTreeGrower.__init__
+    begin: Callable[..., None] = WholeTrees.__init__
 
-    def capture(grower: WholeTreeGrower, rows: TrainingRows) -> None:
+    def capture(grower: WholeTrees, rows: TrainingRows) -> None:
         shards.append(rows.shard)
         begin(grower, rows)
 
-    monkeypatch.setattr(WholeTreeGrower, "__init__", capture)
+    monkeypatch.setattr(WholeTrees, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
     dboost.fit(X, rng.normal(size=3000), max_iter=1, n_threads=2, progress=False)

@@ -27,7 +27,7 @@ from dboost.rows.shard import BinnedColumns, RowIds, Shard, columns_among
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import evaluation_rows, table_rows
 from dboost.session.evaluation_rows import EvalSet, eval_fields
-from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
+from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, sharing_codes
 from dboost.session.training_rows import TrainingRows
 from dboost.training import fit
 from dboost.trees.apply_trees import ConsecutiveCodes
@@ -106,7 +106,7 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
     rng = np.random.default_rng(seed)
     number = rng.permutation(np.arange(N) % n_folds)
     left_out = rng.random(N) < rng.choice([0.0, 0.1])
-    folds = in_groups([FoldRows(np.where(left_out, UNUSED, np.where(number == k, TEST, TRAIN))) for k in range(n_folds)])
+    folds = sharing_codes([FoldRows(np.where(left_out, UNUSED, np.where(number == k, TEST, TRAIN))) for k in range(n_folds)])
     shared = SharedCodes(codes_of(slice(None)), folds[0].parts, SPEC, 1, 2)
     leaf = rng.integers(0, 8, N).astype(np.uint8)
     tiles = None
@@ -145,22 +145,22 @@ def test_folds_of_a_group_use_all_rows_of_a_part_alike(data: st.DataObject) -> N
     for _ in range(repeats):
         number = rng.integers(0, n_folds, n)
         folds += [FoldRows(np.where(number == k, TEST, TRAIN)) for k in range(n_folds)]
-    found = in_groups(folds)
+    found = sharing_codes(folds)
     assert [fold.uses.tolist() for fold in found] == [fold.uses.tolist() for fold in folds]
     for fold in found:
-        assert (len(fold.parts) == 0) == (fold.group == "")
-        for part in range(int(fold.parts.max()) + 1 if fold.group else 0):
+        assert (len(fold.parts) == 0) == (fold.codes_id == "")
+        for part in range(int(fold.parts.max()) + 1 if fold.codes_id else 0):
             assert len(np.unique(fold.uses[fold.parts == part])) == 1
-    alike = {fold.group: fold.parts for fold in found}
-    assert all(fold.parts is alike[fold.group] for fold in found if fold.group)
-    assert n_folds == 1 or len({fold.group for fold in found[:n_folds]}) == 1
+    alike = {fold.codes_id: fold.parts for fold in found}
+    assert all(fold.parts is alike[fold.codes_id] for fold in found if fold.codes_id)
+    assert n_folds == 1 or len({fold.codes_id for fold in found[:n_folds]}) == 1
 
 
 def test_repetitions_are_other_groups() -> None:
     numbers = [RNG.permutation(np.arange(N) % 4) for _ in range(3)]
-    found = in_groups([FoldRows(np.where(number == k, TEST, TRAIN)) for number in numbers for k in range(4)])
-    assert [len({fold.group for fold in found[4 * k : 4 * k + 4]}) for k in range(3)] == [1, 1, 1]
-    assert len({fold.group for fold in found}) == 3
+    found = sharing_codes([FoldRows(np.where(number == k, TEST, TRAIN)) for number in numbers for k in range(4)])
+    assert [len({fold.codes_id for fold in found[4 * k : 4 * k + 4]}) for k in range(3)] == [1, 1, 1]
+    assert len({fold.codes_id for fold in found}) == 3
     assert all(int(fold.parts.max()) == 3 for fold in found)
 
 
@@ -249,7 +249,7 @@ def test_folds_share_values_that_do_not_depend_on_them(seed: int, n_folds: int) 
     """A fold of other values has its own, and changes none of the others."""
     rng = np.random.default_rng(seed)
     number = rng.permutation(np.arange(N) % n_folds)
-    folds = in_groups([FoldRows(np.where(number == k, TEST, TRAIN)) for k in range(n_folds)])
+    folds = sharing_codes([FoldRows(np.where(number == k, TEST, TRAIN)) for k in range(n_folds)])
     shared = SharedCodes(codes_of(slice(None)), folds[0].parts, SPEC, 1, 1)
     other, found = int(rng.integers(n_folds + 2)), []
     for k, fold in enumerate(folds):

@@ -31,7 +31,7 @@ from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.rows.statistics import Statistic
 from dboost.session.bites import BiteStore
 from dboost.session.training_rows import TrainingRows
-from dboost.trees.grower import Round
+from dboost.trees.tree_growth import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from tests.helpers.examples import examples
 from tests.helpers.growth import Problem
@@ -74,7 +74,7 @@ def whole_shard(encoded: EncodedStore) -> Shard:
 
 def stored(root: Path, block_rows: int, spec: ShardSpec = SPEC, fields: dict[str, np.ndarray] | None = None) -> RowStore:
     fields = start() if fields is None else fields
-    store = RowStore(spec.groups(in_memory=False), [N], InFiles(block_rows, root))
+    store = RowStore(spec.field_groups(in_memory=False), [N], InFiles(block_rows, root))
     constant = spec.constant_state(fields["weight"], fields["raw"].shape)
     store.append(N, fields | constant | {"tiles": tiles_of(TABLE.stored(), TABLE.layout)})
     return store

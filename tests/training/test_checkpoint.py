@@ -28,7 +28,7 @@ from dboost import DataError, ModelFileError, ParameterError
 from dboost.files.lease import BusyError
 from dboost.rows.statistics import random_numbers, row_fingerprint
 from dboost.training import checkpoint
-from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_trees import WholeTrees
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import make_table
@@ -83,7 +83,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
         raise AssertionError("nothing is left to be grown")
 
     with monkeypatch.context() as patched:
-        patched.setattr(WholeTreeGrower, "grow_tree", never)
+        patched.setattr(WholeTrees, "grow_tree", never)
         assert fit(checkpoint=tmp_path) == once
     assert files_in(tmp_path) == before
     assert saved(fit(checkpoint=tmp_path, max_iter=17)) == saved(fit(max_iter=17))

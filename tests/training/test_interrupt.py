@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost.session.training_rows import TrainingRows
-from dboost.trees.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_trees import WholeTrees
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
     """Whenever SIGINT arrives, the model contains whole iterations only: those that the message and the metrics count."""
     frame, calls = mixed_frame(300), 0
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
-    of = TrainingRows if call == "advance" else WholeTreeGrower
+    of = TrainingRows if call == "advance" else WholeTrees
     method = getattr(of, call)
 
     def sometimes(self: object, *arguments: object) -> object:
@@ -165,10 +165,10 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
 
 
 def test_before_the_first_iteration_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: WholeTreeGrower, *arguments: object) -> None:
+    def never(self: WholeTrees, *arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WholeTreeGrower, "grow_tree", never)
+    monkeypatch.setattr(WholeTrees, "grow_tree", never)
     with pytest.raises(dboost.FitInterrupted, match="interrupted after 0 of 100 iterations") as caught:
         dboost.fit(mixed_frame(50), "y", features=FEATURES)
     assert caught.value.ensemble is None

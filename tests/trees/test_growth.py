@@ -18,7 +18,7 @@ from dboost.params import Parameters
 from dboost.session.fit_records import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees import steady_roots
-from dboost.trees.grower import RoundHistograms
+from dboost.trees.tree_growth import RoundHistograms
 from dboost.trees.tree_task import ANY_ORDER
 from tests.helpers.examples import examples
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters

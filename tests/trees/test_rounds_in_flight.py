@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.params import Parameters
-from dboost.trees.grower import Round, RoundHistograms
-from dboost.trees.shard_grower import ShardGrower
+from dboost.trees.rounds_in_memory import RoundsInMemory
+from dboost.trees.tree_growth import Round, RoundHistograms
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 from tests.helpers.examples import examples
@@ -44,7 +44,7 @@ class QueueingShards:
     def __init__(self, problems: Sequence[Problem], cuts: list[int], rng: np.random.Generator) -> None:
         self._rng = rng
         self._problems = problems
-        self._growers = [[ShardGrower(shard) for shard in one.shards(cuts)] for one in problems]
+        self._growers = [[RoundsInMemory(shard) for shard in one.shards(cuts)] for one in problems]
         n_shards = len(cuts) + 1
         self._queues: list[list[tuple[int, bool, Mapping[int, Round]]]] = [[] for _ in range(n_shards)]
         self._answers: list[dict[int, dict[int, RoundHistograms]]] = [{} for _ in range(n_shards)]

@@ -64,7 +64,7 @@ class JoinedWorkers:
         joined = {worker for worker in joined if worker[0] not in with_rows}
         # Arrays that the user gave for all rows would have to be sent again with every move.
         if joined and not table.source.whole and not table.has_single_worker:
-            owned = [(i, entry.ref) for entry in table.worker_partitions for i in entry.numbers]
+            owned = [(i, entry.ref) for entry in table.worker_partitions for i in entry.partition_ids]
             self._receipts, self._batch = [], table.new_batch()
             self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
             self._reader.start()
@@ -76,9 +76,9 @@ class JoinedWorkers:
         """
         try:
             new = self._usable(joined)
-            numbers = self._choose_partitions(new, owned)
-            if numbers:
-                receipts = self._table.source.read(self._connection, self._batch, numbers, self._table.plan(), new)
+            partition_ids = self._choose_partitions(new, owned)
+            if partition_ids:
+                receipts = self._table.source.read(self._connection, self._batch, partition_ids, self._table.plan(), new)
                 self._table.check_again(receipts)
                 self._receipts = receipts
         except Exception as error:
@@ -112,14 +112,14 @@ class JoinedWorkers:
         n_workers = {owner: len(self._table.workers_of(owner)) for owner in rows}
         even = sum(rows.values()) / (sum(n_workers.values()) + len(new)) if new else 0.0
         capacity = even * len(new)
-        numbers: list[int] = []
+        partition_ids: list[int] = []
         for i, owner in sorted(owned, key=lambda pair: (-self._table.lengths[pair[0]], pair[0])):
             length = self._table.lengths[i]
             if 0 < length <= capacity and rows[owner] - length >= 0.5 * even * n_workers[owner]:
-                numbers.append(i)
+                partition_ids.append(i)
                 rows[owner] -= length
                 capacity -= length
-        return numbers
+        return partition_ids
 
     def _reassign(self, receipts: list[Receipt]) -> None:
         if not receipts:
@@ -127,7 +127,9 @@ class JoinedWorkers:
         by_session: dict[SessionRef, list[int]] = {}
         for receipt in receipts:
             by_session.setdefault(receipt.ref, []).append(receipt.number)
-        worker_partitions = [WorkerPartitions(self._batch, ref, tuple(sorted(numbers))) for ref, numbers in by_session.items()]
+        worker_partitions = [
+            WorkerPartitions(self._batch, ref, tuple(sorted(partition_ids))) for ref, partition_ids in by_session.items()
+        ]
         try:
             self._table.reassign(worker_partitions)
         except DBoostError as error:  # such as a full disk of a new worker

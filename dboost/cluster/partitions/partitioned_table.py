@@ -35,11 +35,11 @@ from dboost.display import counted
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.session.encoded_rows import row_bytes
-from dboost.session.fit_records import BuildSpec, PartitionStats, RowNumbers, SessionRef
+from dboost.session.fit_records import BuildSpec, PartitionStats, RowIdRanges, SessionRef
 from dboost.session.memory import Budget
 from dboost.session.row_samples import PerRow
 from dboost.session.session import Session
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 
 Result = TypeVar("Result")
 
@@ -52,7 +52,7 @@ class WorkerPartitions:
 
     batch: str
     ref: SessionRef
-    numbers: tuple[int, ...]
+    partition_ids: tuple[int, ...]
     stats: list[PartitionStats] = field(default_factory=list)  # of the sessions that have read the partitions
     stage: int = 0  # number of stages that have been completed
     is_handed_over: bool = False  # whether the rows are those of a trainer, and it has received those of the others
@@ -83,7 +83,7 @@ class PartitionedTable:
     #: What shards are built with, if sessions hand their rows over to one session of their host
     #: (`cluster.worker.host_sessions`).
     host_spec: BuildSpec | None = None
-    numbers: RowNumbers = field(default_factory=partial(RowNumbers, {}, 0))  # once the rows are numbered
+    id_ranges: RowIdRanges = field(default_factory=partial(RowIdRanges, {}, 0))  # once the rows are numbered
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
@@ -101,7 +101,7 @@ class PartitionedTable:
     def load(self) -> None:
         """Read all partitions and collect their statistics."""
         self.stages += [Stage(Session.attach, partial(self._rows_of_role, role)) for role in self.source.whole]
-        self.stages.append(Stage(Session.scan_partitions, lambda numbers: (numbers,), self._note_stats))
+        self.stages.append(Stage(Session.scan_partitions, lambda partition_ids: (partition_ids,), self._note_stats))
         self.complete()
 
     def load_again(self, source: ReadTasks) -> None:
@@ -116,15 +116,15 @@ class PartitionedTable:
     def set_features(self, features: tuple[Feature, ...]) -> None:
         """Set the features of the table, with the final codes of categories."""
         self._known = features
-        self.stages.append(Stage(Session.set_features, lambda numbers: (features, self.source.named)))
+        self.stages.append(Stage(Session.set_features, lambda partition_ids: (features, self.source.named)))
 
     def change(self, step: Callable[..., None], *arguments: Any) -> None:
         """Change the rows in all sessions before their next call, and in those that read partitions again later."""
-        ranges = self.numbers.ranges
+        ranges = self.id_ranges.ranges
 
-        def of_session(numbers: Sequence[int]) -> tuple[Any, ...]:
+        def of_session(partition_ids: Sequence[int]) -> tuple[Any, ...]:
             session_arguments = [
-                argument.of_partitions([ranges[i] for i in numbers]) if isinstance(argument, PerRow) else argument
+                argument.of_partitions([ranges[i] for i in partition_ids]) if isinstance(argument, PerRow) else argument
                 for argument in arguments
             ]
             return step, tuple(session_arguments)
@@ -133,8 +133,8 @@ class PartitionedTable:
 
     def number(self, n_kept: dict[int, int]) -> None:
         """Number the rows, once they are read and again once rows have been held out. n_kept : training rows by partition."""
-        self._n_trained, self.numbers = n_kept, RowNumbers.of(n_kept)
-        self.change(BatchRows.number, self.numbers)
+        self._n_trained, self.id_ranges = n_kept, RowIdRanges.of(n_kept)
+        self.change(TableRows.set_row_ids, self.id_ranges)
 
     def complete(self) -> None:
         """Make the changes now that would be made with the next call."""
@@ -147,7 +147,7 @@ class PartitionedTable:
         arguments : returns the arguments; called again for partitions that are read later.
         """
         results: dict[WorkerPartitions, Result] = {}
-        self.stages.append(Stage(method, lambda numbers: arguments(), results.__setitem__))
+        self.stages.append(Stage(method, lambda partition_ids: arguments(), results.__setitem__))
         self.complete()
         return [results[entry] for entry in self.worker_partitions]
 
@@ -171,12 +171,12 @@ class PartitionedTable:
     @property
     def sessions(self) -> list[SessionRef]:
         """Sessions that hold partitions with rows."""
-        return sorted({entry.ref for entry in self.worker_partitions if any(self.lengths[i] for i in entry.numbers)})
+        return sorted({entry.ref for entry in self.worker_partitions if any(self.lengths[i] for i in entry.partition_ids)})
 
     @property
     def partition_stats(self) -> list[PartitionStats]:
         """Statistics from all workers, in the order of their first partitions."""
-        return [stats for entry in sorted(self.worker_partitions, key=lambda s: s.numbers) for stats in entry.stats]
+        return [stats for entry in sorted(self.worker_partitions, key=lambda s: s.partition_ids) for stats in entry.stats]
 
     @property
     def n_kept(self) -> dict[int, int]:
@@ -190,13 +190,13 @@ class PartitionedTable:
         """Return the number of rows of positive weight of each session. entries : default None, all of them."""
         kept, n_rows = self.n_kept, dict[SessionRef, int]()
         for entry in self.worker_partitions if entries is None else entries:
-            n_rows[entry.ref] = n_rows.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
+            n_rows[entry.ref] = n_rows.get(entry.ref, 0) + sum(kept[i] for i in entry.partition_ids)
         return n_rows
 
     def where(self, row: int) -> str:
         """Return the position of a row of the whole table, for messages."""
-        numbers = sorted(self.lengths)
-        return str(MetadataRows(tuple(self.lengths[i] for i in numbers), True).place(row))
+        partition_ids = sorted(self.lengths)
+        return str(MetadataRows(tuple(self.lengths[i] for i in partition_ids), True).place(row))
 
     def ask(self, question: Callable[..., Result], *arguments: Any) -> list[Result]:
         """Return the answers of all sessions, in no particular order."""
@@ -218,11 +218,11 @@ class PartitionedTable:
             for entry in self.worker_partitions:
                 batches.setdefault(entry.ref, []).append(entry.batch)
             order = choose_owners(sorted(batches), sum(self.n_kept.values()), columns[1] - columns[0], max_bins)
-            draws = {ref: ((numbers, seed, columns), order) for ref, numbers in batches.items()}
+            draws = {ref: ((names, seed, columns), order) for ref, names in batches.items()}
             answers = self.connection.ask_each(draws, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
-        return self._with_retries(BatchRows.proposal_sample.__name__, ask)
+        return self._with_retries(TableRows.proposal_sample.__name__, ask)
 
     def _with_retries(self, name: str, ask: Callable[[], Result]) -> Result:
         """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
@@ -248,17 +248,17 @@ class PartitionedTable:
         """Remove the partitions of lost sessions, and report those that had some."""
         lost_refs = set(refs)
         for ref in sorted(lost_refs):
-            numbers = [i for entry in self.worker_partitions if entry.ref == ref for i in entry.numbers]
-            if numbers:
-                self.connection.report_loss(ref, self.name, len(numbers), sum(self.lengths[i] for i in numbers))
+            partition_ids = [i for entry in self.worker_partitions if entry.ref == ref for i in entry.partition_ids]
+            if partition_ids:
+                self.connection.report_loss(ref, self.name, len(partition_ids), sum(self.lengths[i] for i in partition_ids))
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in lost_refs]
 
     def repair(self) -> bool:
         """Read missing partitions and run their missing stages. Return whether there were any."""
         repaired = False
         while True:
-            present = {i for entry in self.worker_partitions for i in entry.numbers}
-            missing = [i for i in range(self.source.n_parts) if i not in present]
+            present = {i for entry in self.worker_partitions for i in entry.partition_ids}
+            missing = [i for i in range(self.source.n_partitions) if i not in present]
             behind = [entry for entry in self.worker_partitions if entry.stage < self._n_stages_sent]
             if not missing and not behind:
                 return repaired
@@ -269,7 +269,7 @@ class PartitionedTable:
                 self._run_stages(behind)
             except LostWorkers as lost:
                 self.drop_workers(lost.sessions)
-                progress = sum(len(entry.numbers) * (1 + entry.stage) for entry in self.worker_partitions)
+                progress = sum(len(entry.partition_ids) * (1 + entry.stage) for entry in self.worker_partitions)
                 if progress > self._best_progress:
                     self._best_progress = progress
                     self.connection.attempts.reset(f"more partitions of the {self.name} than before were ready")
@@ -287,20 +287,20 @@ class PartitionedTable:
             self.drop_workers(lost.sessions)
             self._keep_only([entry for entry in worker_partitions if entry.ref not in lost.sessions], set())
             return
-        moved = {i for entry in worker_partitions for i in entry.numbers}
-        givers = [entry for entry in self.worker_partitions if moved & set(entry.numbers)]
+        moved = {i for entry in worker_partitions for i in entry.partition_ids}
+        givers = [entry for entry in self.worker_partitions if moved & set(entry.partition_ids)]
         self.worker_partitions += worker_partitions
         for giver in givers:
-            self._keep_only([giver], set(giver.numbers) - moved)
-        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
+            self._keep_only([giver], set(giver.partition_ids) - moved)
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.partition_ids]
 
-    def _keep_only(self, givers: list[WorkerPartitions], numbers: set[int]) -> None:
+    def _keep_only(self, givers: list[WorkerPartitions], partition_ids: set[int]) -> None:
         """Have workers drop all but these partitions."""
         for entry in givers:
-            entry.numbers = tuple(sorted(numbers))
+            entry.partition_ids = tuple(sorted(partition_ids))
         while givers:
             try:
-                self._call_each(givers, [Stage(Session.keep_only, lambda numbers: (numbers,))])
+                self._call_each(givers, [Stage(Session.keep_only, lambda partition_ids: (partition_ids,))])
                 return
             except LostWorkers as lost:  # their rows are gone, too
                 self.drop_workers(lost.sessions)
@@ -308,7 +308,7 @@ class PartitionedTable:
 
     def _run_stages(self, behind: list[WorkerPartitions]) -> None:
         """Run the missing stages. Those without results are sent with the next one."""
-        while due := [entry for entry in behind if entry.numbers and entry.stage < self._n_stages_sent]:
+        while due := [entry for entry in behind if entry.partition_ids and entry.stage < self._n_stages_sent]:
             first = min(entry.stage for entry in due)
             due = [entry for entry in due if entry.stage == first]
             with_results = (k for k in range(first, self._n_stages_sent) if self.stages[k].note is not None)
@@ -316,7 +316,7 @@ class PartitionedTable:
             stages, note = self.stages[first:end], self.stages[end - 1].note
             if self.host_spec is not None and stages[-1].method is Session.build:
                 due = self._hand_over(due, stages[:-1], self.host_spec)
-                stages = [Stage(Session.accept, lambda numbers: (numbers,)), stages[-1]]
+                stages = [Stage(Session.accept, lambda partition_ids: (partition_ids,)), stages[-1]]
             for entry, result in self._call_each(due, stages, self._threads_of_folds() if first == 0 else {}):
                 if note is not None:
                     note(entry, result)
@@ -358,8 +358,8 @@ class PartitionedTable:
             if plan.orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in plan.orders.items()}, Session.hand_over)
             due += self._move_entries(batch, entries, plan.trainers)
-        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
-        return [entry for entry in due if entry.numbers]
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.partition_ids]
+        return [entry for entry in due if entry.partition_ids]
 
     def _members(
         self,
@@ -374,14 +374,14 @@ class PartitionedTable:
         """
         kept, members = self.n_kept, dict[SessionRef, Member]()
 
-        def member(ref: SessionRef, numbers: Sequence[int], *, has_read: bool) -> Member:
+        def member(ref: SessionRef, partition_ids: Sequence[int], *, has_read: bool) -> Member:
             processors = self.connection.processors_of(ref.worker)
             place = SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
-            n_rows, n_kept = sum(self.lengths[i] for i in numbers), sum(kept[i] for i in numbers)
+            n_rows, n_kept = sum(self.lengths[i] for i in partition_ids), sum(kept[i] for i in partition_ids)
             return Member(n_rows, workers.hosts.get(ref.worker), place, has_read, n_kept)
 
         for ref, entry in entries.items():
-            members[ref] = member(ref, entry.numbers, has_read=True)
+            members[ref] = member(ref, entry.partition_ids, has_read=True)
         hosts = {known.host for known in members.values()} - {None}
         for trainer in workers.trainers - set(entries):
             if workers.hosts.get(trainer.worker) in hosts:
@@ -410,8 +410,11 @@ class PartitionedTable:
         givers = [entries[ref] for ref, trainer in trainers.items() if ref != trainer]
         for giver in givers:
             taker = entries[trainers[giver.ref]]
-            taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
-            giver.numbers = ()
+            taker.partition_ids, taker.stats = (
+                tuple(sorted((*taker.partition_ids, *giver.partition_ids))),
+                [*taker.stats, *giver.stats],
+            )
+            giver.partition_ids = ()
         if givers:
             self.connection.discard(batch, [giver.ref.worker for giver in givers])
         return new
@@ -422,14 +425,14 @@ class PartitionedTable:
         trainers = self._trainers.intersection(self.sessions)
         return host is not None and any(self.connection.host_of(ref.worker) == host for ref in trainers)
 
-    def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
+    def _read(self, partition_ids: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
         self.connection.usable(recent=True)
         readers = None if self.threads == self.connection.n_threads else [*self.threads]
         single = self._known_single_worker()
         if readers is not None and single is not None:
             readers = [single]
-        receipts = self.source.read(self.connection, batch, numbers, self.plan(), readers, preferred=single)
+        receipts = self.source.read(self.connection, batch, partition_ids, self.plan(), readers, preferred=single)
         self.check_again(receipts)
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_session: dict[SessionRef, list[int]] = {}
@@ -493,7 +496,7 @@ class PartitionedTable:
         """Return the rows of each worker; those of a trainer count for all workers of its host, whose threads it uses."""
         n_held = dict.fromkeys(n_threads, 0)
         for entry in self.worker_partitions:
-            n_rows = sum(self.lengths[i] for i in entry.numbers)
+            n_rows = sum(self.lengths[i] for i in entry.partition_ids)
             sharing = self.workers_of(entry.ref) & set(n_threads)
             together = sum(n_threads[worker] for worker in sharing)
             for worker in sharing:
@@ -570,13 +573,13 @@ class PartitionedTable:
             self.source.plan if self._known is None else replace(self.source.plan, known=self._known, extend_categories=False)
         )
 
-    def _rows_of_role(self, role: str, numbers: Sequence[int]) -> tuple[str, dict[int, Any]]:
+    def _rows_of_role(self, role: str, partition_ids: Sequence[int]) -> tuple[str, dict[int, Any]]:
         """Return a role that the user gave as an array of all rows, and its values in some partitions."""
         values, known = self.source.whole[role], sorted(self.lengths)
         ends = dict(zip(known, np.cumsum([self.lengths[i] for i in known]).tolist(), strict=True))
         if len(values) != ends[known[-1]]:
             raise DataError(f"{role} has {len(values)} rows, the data have {ends[known[-1]]}")
-        filled = [i for i in numbers if self.lengths[i]]
+        filled = [i for i in partition_ids if self.lengths[i]]
         return role, {i: rows_alone(some_values(values, ends[i] - self.lengths[i], ends[i])) for i in filled}
 
     def _note_stats(self, entry: WorkerPartitions, stats: PartitionStats) -> None:
@@ -602,7 +605,7 @@ class PartitionedTable:
         results, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
             entry_by_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
-            calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in entry_by_session.items()}
+            calls = {ref: (batch, *last.arguments(entry.partition_ids)) for ref, entry in entry_by_session.items()}
             steps = {
                 ref: [*([arguments_by_worker[ref.worker]] if ref.worker in arguments_by_worker else []), *_steps(before, entry)]
                 for ref, entry in entry_by_session.items()
@@ -622,4 +625,4 @@ class PartitionedTable:
 
 def _steps(stages: Sequence[Stage], entry: WorkerPartitions) -> list[Step]:
     """Return the calls of stages in a session."""
-    return [(stage.method.__name__, (entry.batch, *stage.arguments(entry.numbers))) for stage in stages]
+    return [(stage.method.__name__, (entry.batch, *stage.arguments(entry.partition_ids))) for stage in stages]

@@ -88,8 +88,8 @@ class PartitionTasks:
     unselected: Any = None
 
 
-def tasks_of(reading: Reading, n_parts: int = 1) -> PartitionTasks:
-    """Return the tasks that supply the rows of a reading; n_parts : number of partitions for data in memory."""
+def tasks_of(reading: Reading, n_partitions: int = 1) -> PartitionTasks:
+    """Return the tasks that supply the rows of a reading; n_partitions : number of partitions for data in memory."""
     if reading.read_as == "files":
         files = reading.rows
         tasks = _tasks_of_collection(files.lazy(), reading)
@@ -98,9 +98,9 @@ def tasks_of(reading: Reading, n_parts: int = 1) -> PartitionTasks:
     if reading.read_as == "dask":
         return _tasks_of_collection(reading.rows, reading)
     if reading.read_as == "stream":
-        return _tasks_of_stream(reading, n_parts)
+        return _tasks_of_stream(reading, n_partitions)
     assert reading.frame is not None
-    return _tasks_of_frame(reading.rows, reading.frame, reading, n_parts)
+    return _tasks_of_frame(reading.rows, reading.frame, reading, n_partitions)
 
 
 def _tasks_of_collection(data: Any, reading: Reading) -> PartitionTasks:
@@ -119,20 +119,20 @@ def _tasks_of_collection(data: Any, reading: Reading) -> PartitionTasks:
     return PartitionTasks(graph, bundles, roles_in(aligned), n_rows, whole, unselected=unselected)
 
 
-def _tasks_of_stream(reading: Reading, n_parts: int) -> PartitionTasks:
+def _tasks_of_stream(reading: Reading, n_partitions: int) -> PartitionTasks:
     """Read a stream, and return the tasks that contain its rows; they are in files unless there are few."""
     stored = StoredStream(replace(reading.rows, most_bytes=tuning().stored_partition_bytes), reading.plan.needed)
     table = stored.table
     if table is not None:
-        return _tasks_of_frame(table, as_frame(table), reading, n_parts)
+        return _tasks_of_frame(table, as_frame(table), reading, n_partitions)
     return PartitionTasks({}, [None] * len(stored), (), sum(stored.lengths), _values_of(reading.separate), stored=stored)
 
 
-def _tasks_of_frame(data: Any, frame: Frame, reading: Reading, n_parts: int) -> PartitionTasks:
+def _tasks_of_frame(data: Any, frame: Frame, reading: Reading, n_partitions: int) -> PartitionTasks:
     """Return the tasks that contain the rows of a table in memory."""
     whole = _values_of(reading.separate)
-    n_parts = max(1, min(n_parts, frame.n_rows // tuning().least_partition_rows))
-    bounds = [frame.n_rows * k // n_parts for k in range(n_parts + 1)]
+    n_partitions = max(1, min(n_partitions, frame.n_rows // tuning().least_partition_rows))
+    bounds = [frame.n_rows * k // n_partitions for k in range(n_partitions + 1)]
     selected = _selected(data, frame, reading.plan)
     bundles = [(_unpacked, pack(_rows(selected, frame, first, last))) for first, last in pairwise(bounds)]
     return PartitionTasks({}, bundles, (), frame.n_rows, whole)
@@ -162,17 +162,17 @@ class ReadTasks:
         self.reading, self._tasks, self._budget = reading, tasks, budget
 
     @classmethod
-    def of(cls, table: GivenTable, *, n_parts: int = 1, budget: Budget | None = None, **model: Any) -> Self:
+    def of(cls, table: GivenTable, *, n_partitions: int = 1, budget: Budget | None = None, **model: Any) -> Self:
         """Return the tasks that read a table.
 
-        n_parts : number of partitions for data in memory; model : ``like``, ``extend_categories`` and ``client`` of
+        n_partitions : number of partitions for data in memory; model : ``like``, ``extend_categories`` and ``client`` of
         `plan_reading`.
         """
         limits: dict[str, Any] = {}
         if budget is not None:
             limits = {"most_bytes": budget.chunk, "limit": budget.on_threads(1)}
         reading = plan_reading(table, **model, **limits)
-        return cls(reading, tasks_of(reading, n_parts), budget)
+        return cls(reading, tasks_of(reading, n_partitions), budget)
 
     def again(self, reading: Reading) -> ReadTasks:
         """Return the tasks that read the same files in another way."""
@@ -198,7 +198,7 @@ class ReadTasks:
         return self._tasks.whole
 
     @property
-    def n_parts(self) -> int:
+    def n_partitions(self) -> int:
         return len(self._tasks.bundles)
 
     @property
@@ -209,7 +209,7 @@ class ReadTasks:
     @property
     def bundles(self) -> list[Any]:
         """For each partition the key or task of the tuple of its table and of the `filled` roles."""
-        return [self._bundle(i) for i in range(self.n_parts)]
+        return [self._bundle(i) for i in range(self.n_partitions)]
 
     def _bundle(self, i: int) -> Any:
         stored = self._tasks.stored
@@ -263,7 +263,7 @@ class ReadTasks:
         self,
         connection: Connection,
         batch: str,
-        numbers: Sequence[int],
+        partition_ids: Sequence[int],
         plan: ReadPlan,
         workers: Sequence[str] | None = None,
         preferred: str | None = None,
@@ -293,9 +293,9 @@ class ReadTasks:
             if preferred in usable and not wanted:
                 restrictions = {"workers": [preferred], "allow_other_workers": True}
             try:
-                left = numbers[len(receipts) :]
+                left = partition_ids[len(receipts) :]
                 for wave in [left] if self._tasks.stored is None else self._tasks.stored.waves(left):
-                    receipts += self._read(connection, batch, wave, plan, restrictions, len(receipts), len(numbers))
+                    receipts += self._read(connection, batch, wave, plan, restrictions, len(receipts), len(partition_ids))
                 return receipts
             except _SubmitAgain:
                 continue
@@ -309,7 +309,7 @@ class ReadTasks:
         self,
         connection: Connection,
         batch: str,
-        numbers: Sequence[int],
+        partition_ids: Sequence[int],
         plan: ReadPlan,
         restrictions: dict[str, Any],
         n_before: int,
@@ -317,7 +317,7 @@ class ReadTasks:
     ) -> list[Receipt]:
         """Read some of the `n_all` partitions of a batch, of which `n_before` have been read."""
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
-        runs = {run[0]: run for run in ([[i] for i in numbers] if self.parts is None else self.parts.runs(numbers))}
+        runs = {run[0]: run for run in ([[i] for i in partition_ids] if self.parts is None else self.parts.runs(partition_ids))}
         # Tasks that are submitted again have other names: the client may learn late that the former ones are cancelled.
         submission = next(_submissions)
         keys = {i: f"{READING}{connection.fit}-{batch}-{submission}-{i}" for i in runs}
@@ -337,7 +337,7 @@ class ReadTasks:
         connection.reading.update(futures)
         try:
             connection.open_line()  # while the tasks run
-            sizes = None if self._tasks.sizes is None else {i: self._tasks.sizes[i] for i in numbers}
+            sizes = None if self._tasks.sizes is None else {i: self._tasks.sizes[i] for i in partition_ids}
             events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes, runs)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
             receipts = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)

@@ -56,7 +56,7 @@ def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
     """Return the features of a table that has been read; raise a DataError for invalid values."""
     stats, plan = table.partition_stats, table.source.plan
     if not sum(table.lengths.values()):
-        raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
+        raise DataError(f"the data have no rows: all {table.source.n_partitions} partitions are empty")
     raise_for_issues([issue for session in stats for issue in session.complaints])
     check_max_weight(max(session.max_weight for session in stats), plan.label("sample_weight"))
     scans = [(session.target, min(session.n_kept)) for session in stats if session.target is not None]

@@ -24,7 +24,7 @@ from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, RoundSu
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.grower import MOST_OPENED, Round
+from dboost.trees.tree_growth import MOST_OPENED, Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 

@@ -29,7 +29,7 @@ from distributed import Client, Future
 from dboost.cluster.client.connection import Connection, address_of, current_client, seceded, submit, usable
 from dboost.cluster.client.worker_choice import WorkerChoice
 from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone
-from dboost.cluster.training.cluster_fit import n_parts_of, train_on
+from dboost.cluster.training.cluster_fit import n_partitions_of, train_on
 from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.cluster.transport.messages import pack
 from dboost.cluster.worker.worker_plugin import running, slices_of
@@ -267,19 +267,21 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
             raw = partitions.source  # read again, perhaps, with columns as text
             request.progress.phase("binning")
             binning = propose_bins(request, parameters, COLD_START, features, sessions)
-            n_kept, n_rows, ranges = sessions.n_kept, sessions.n_rows, partitions.numbers.ranges
+            n_kept, n_rows, ranges = sessions.n_kept, sessions.n_rows, partitions.id_ranges.ranges
             plan = replace(raw.plan, known=features, extend_categories=False)
             has = raw.roles
-            ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_parts))]).tolist()
+            ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_partitions))]).tolist()
             token = uuid.uuid4().hex
-            keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
+            keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_partitions)]
             shared = f"dboost-bins-{token}"
             most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
             common = plan, binning, n_rows, parameters.random_state, raw.filled, has, n_targets, most_rows
             graph: dict[Any, Any] = {} if raw.parts is not None else raw.graph
             graph = graph | {shared: (_identity, pack(common))}
             owners = {
-                i: (entry.ref, connection.fit, entry.batch) for entry in partitions.worker_partitions for i in entry.numbers
+                i: (entry.ref, connection.fit, entry.batch)
+                for entry in partitions.worker_partitions
+                for i in entry.partition_ids
             }
             for i, key in enumerate(keys):
                 roles_of_partition = {
@@ -312,7 +314,7 @@ def send_to_workers(client: Client, rows: TableInBins, request: FitRequest, sett
     At most `Tuning.wave_bytes` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a
     value, so that Dask can send those of a lost worker again.
     """
-    most_rows = min(max(-(-rows.n_rows // n_parts_of(client)), tuning().least_partition_rows), tuning().block_rows)
+    most_rows = min(max(-(-rows.n_rows // n_partitions_of(client)), tuning().least_partition_rows), tuning().block_rows)
     samples: list[tuple[np.ndarray, Column]] = []
     lengths: list[int] = []
     futures: list[Future] = []
@@ -452,7 +454,7 @@ def _sample_of(partition: BinnedPartition) -> tuple[np.ndarray, Column]:
 def _held(client: Client, tasks: ReadTasks, restricted: dict[str, Any]) -> tuple[ReadTasks, list[Future]]:
     """Return tasks that read partitions which Dask holds, so that they are read from their source once."""
     token = uuid.uuid4().hex
-    keys = [f"dboost-rows-{token}-{i}" for i in range(tasks.n_parts)]
+    keys = [f"dboost-rows-{token}-{i}" for i in range(tasks.n_partitions)]
     graph = dict(tasks.graph) | {key: (_identity, bundle) for key, bundle in zip(keys, tasks.bundles, strict=True)}
     futures = submit(client, graph, keys, **restricted)
     return tasks.over({future.key: future for future in futures}, keys), futures

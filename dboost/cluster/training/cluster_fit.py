@@ -48,6 +48,6 @@ def refit_on_cluster(client: Client, model: Ensemble, make_tasks: Callable[[], R
         return refit_leaves(model, sessions, **options)
 
 
-def n_parts_of(client: Client) -> int:
+def n_partitions_of(client: Client) -> int:
     """Return the number of partitions for data in memory: one for each thread of the cluster."""
     return max(sum(client.nthreads().values()), 1)

@@ -43,10 +43,10 @@ from dboost.schema import Feature
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
 from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, SelectedRows, log_rows_in_files
 from dboost.session.session import Session
-from dboost.session.table_rows import BatchRows
+from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import GrownTree, TreesSoFar
-from dboost.trees.shard_grower import BYTES_PER_ROW
+from dboost.trees.rounds_in_memory import BYTES_PER_ROW
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import TreeTask
 from dboost.tuning import tuning
@@ -140,10 +140,10 @@ class ClusterSessions:
     def target_scans(self) -> list[TargetScan]:
         return [stats.target for stats in self.training.partition_stats if stats.target is not None]
 
-    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+    def ask(self, question: Callable[[TableRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
         return self.training.ask(question, *arguments)
 
-    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+    def change(self, step: Callable[[TableRows, *Given], None], *arguments: *Given) -> None:
         self.training.change(step, *arguments)
 
     def complete(self) -> None:
@@ -174,7 +174,7 @@ class ClusterSessions:
     def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
         """Sessions of a host may hand their rows over to one of them, see `cluster.worker.host_sessions`."""
         training = self.training
-        self.spec = spec = replace(spec, numbers=training.numbers)
+        self.spec = spec = replace(spec, id_ranges=training.id_ranges)
         self.trees = trees
         session_spec = replace(spec, n_growing=None)
         self._hold_out(chosen, session_spec)
@@ -229,7 +229,7 @@ class ClusterSessions:
         tasks = ReadTasks.of(source, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self.connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
-        table.change(BatchRows.encode, spec.target)
+        table.change(TableRows.encode, spec.target)
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
         n_in_files = sum(table.build(Session.add_held_out, lambda: (name, spec, size, spec.needs_values, False)))

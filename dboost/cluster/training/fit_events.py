@@ -37,12 +37,12 @@ class FitEvents:
 
     def _log_rows_of_workers(self) -> None:
         """Log the number of rows of each worker if it has changed."""
-        held = [(share.ref.worker, share.numbers) for share in self._table.worker_partitions]
+        held = [(share.ref.worker, share.partition_ids) for share in self._table.worker_partitions]
         if held == self._held:
             return
         self._held = held
         n_kept = self._table.n_kept
         rows: dict[str, int] = {}
-        for worker, numbers in held:
-            rows[worker] = rows.get(worker, 0) + sum(n_kept.get(i, 0) for i in numbers)
+        for worker, partition_ids in held:
+            rows[worker] = rows.get(worker, 0) + sum(n_kept.get(i, 0) for i in partition_ids)
         self._connection.record_event("holding", rows={worker: n for worker, n in sorted(rows.items()) if n})

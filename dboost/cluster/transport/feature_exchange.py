@@ -42,8 +42,8 @@ from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE, SCORE
 from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.session import Session
-from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 

@@ -76,7 +76,7 @@ from dboost.config import liveness_timeout
 from dboost.errors import is_out_of_descriptors, out_of_descriptors
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import SESSION_METHODS, Session
-from dboost.trees.grower import RoundHistograms
+from dboost.trees.tree_growth import RoundHistograms
 
 
 class RoundSums:

@@ -84,7 +84,7 @@ class HandOver(NamedTuple):
     """What a session does in an exchange."""
 
     trainer: SessionRef
-    n_parts: int  # messages that a session sends if it is not the trainer; 0 for a trainer that has read nothing
+    n_messages: int  # messages that a session sends if it is not the trainer; 0 for a trainer that has read nothing
     n_threads: int  # of the trainer
     #: For the trainer: how many sessions send a first message, a second one, and so on.
     n_senders: tuple[int, ...] = ()
@@ -217,15 +217,15 @@ def hand_overs(
         n_threads = n_threads_of_trainer(n_threads_of_host, len(place.processors), workers.n_fits, n_threads_before)
         if len(group) == 1 and n_threads == n_threads_before:
             continue
-        n_parts = dict.fromkeys(group, 0)
+        n_messages = dict.fromkeys(group, 0)
         for ref in readers:
-            n_parts[ref] = max(-(-members[ref].n_rows * row_bytes // part_bytes), 1)
-        parts_sent = [n_parts[ref] for ref in group if ref != trainer]
+            n_messages[ref] = max(-(-members[ref].n_rows * row_bytes // part_bytes), 1)
+        parts_sent = [n_messages[ref] for ref in group if ref != trainer]
         n_senders = tuple(sum(n > k for n in parts_sent) for k in range(max(parts_sent, default=0)))
         for ref in group:
-            orders[ref] = HandOver(trainer, n_parts[ref], n_threads)
+            orders[ref] = HandOver(trainer, n_messages[ref], n_threads)
         n_rows = sum(members[ref].n_kept for ref in readers)
-        orders[trainer] = HandOver(trainer, min(n_parts[trainer], 1), n_threads, n_senders, n_rows)
+        orders[trainer] = HandOver(trainer, min(n_messages[trainer], 1), n_threads, n_senders, n_rows)
     return orders
 
 
@@ -239,7 +239,7 @@ def answer_hand_over(
     batch, spec, order = unpack(arguments)
     is_trainer = order.trainer == ref
     n_threads = order.n_threads if is_trainer else None
-    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_parts, n_threads, order.n_rows))
+    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_messages, n_threads, order.n_rows))
     if status != OK:
         return status, parts
     for k, n_senders in enumerate(order.n_senders if is_trainer else [0] * len(parts)):

@@ -71,7 +71,7 @@ from dboost.kernels.threads import usable_processors
 from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
-from dboost.trees.grower import RoundHistograms
+from dboost.trees.tree_growth import RoundHistograms
 from dboost.tuning import adopt, tuning
 from dboost.version import __version__
 
@@ -125,7 +125,7 @@ class PartitionMover:
                     return {"status": FAILED, "error": pack_error(error)}
                 if not reply["more"]:
                     break
-        return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.session))}
+        return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.id))}
 
     def slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
         """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
@@ -283,7 +283,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             if fit in self._ended:
                 raise RuntimeError("this fit has ended")
             known = self._sessions.get(fit)
-            if known is not None and known.session in lost:
+            if known is not None and known.id in lost:
                 self._pool.submit(_close, self._sessions.pop(fit))
             if fit not in self._sessions:
                 worker = self._worker
@@ -297,7 +297,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def known(self, fit: str, session: str | None = None) -> Session | None:
         """Return this worker's session of a fit; None if there is none, or if its name is not `session`."""
         known_session = self._sessions.get(fit)
-        return None if known_session is None or session not in (None, known_session.session) else known_session
+        return None if known_session is None or session not in (None, known_session.id) else known_session
 
     async def call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
         """Call a method of a session.
@@ -620,7 +620,7 @@ def here(fit: str, version: str, lost: Collection[str]) -> tuple[Session, Sessio
     if version != __version__:
         raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
     worker_session = plugin.worker_session(fit, lost)
-    return worker_session, SessionRef(worker.address, worker_session.session)
+    return worker_session, SessionRef(worker.address, worker_session.id)
 
 
 def slices_of(owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:

@@ -209,10 +209,10 @@ def propose_all(
 
 
 #: The sampled values of some numeric columns, and the weights of these rows (None: all are 1), by partition.
-Sample = dict[int, tuple[list[np.ndarray], np.ndarray | None]]
+ColumnSamples = dict[int, tuple[list[np.ndarray], np.ndarray | None]]
 
 
-def propose_together(samples: Sequence[Sample], max_bins: int, n_threads: int) -> list[np.ndarray]:
+def propose_together(samples: Sequence[ColumnSamples], max_bins: int, n_threads: int) -> list[np.ndarray]:
     """Return the split candidates of each column. samples : of the sessions, each of other partitions."""
     by_partition = {i: values for sample in samples for i, values in sample.items()}
     ordered = [by_partition[i] for i in sorted(by_partition)]

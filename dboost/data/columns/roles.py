@@ -108,7 +108,7 @@ class RowRoles:
         return 0 if self.target is None else length_of(self.target)
 
     @property
-    def numbers(self) -> np.ndarray:
+    def numeric_target(self) -> np.ndarray:
         """The target, which has been encoded: float64[n]."""
         assert isinstance(self.target, np.ndarray)
         return self.target

@@ -259,13 +259,13 @@ class Reader:
                 f"the target has {n_columns} columns in partition {i}, but {n_others} in partition {first_partition}"
             )
 
-    def keep_only(self, numbers: set[int]) -> None:
-        """Drop the roles of partitions with other numbers."""
+    def keep_only(self, partition_ids: set[int]) -> None:
+        """Drop the roles of other partitions."""
         for parts in self._parts.values():
-            for i in set(parts) - numbers:
+            for i in set(parts) - partition_ids:
                 del parts[i]
         if self.metadata_spool is not None:
-            self.metadata_spool.keep_only(numbers)
+            self.metadata_spool.keep_only(partition_ids)
 
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
         """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""

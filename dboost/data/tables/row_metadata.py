@@ -55,7 +55,7 @@ class MetadataRows:
     lengths: tuple[int, ...]
     in_partitions: bool
     #: Partition numbers; None if these are all partitions.
-    numbers: tuple[int, ...] | None = None
+    partition_ids: tuple[int, ...] | None = None
     #: Number of the first of these rows, in a table without partitions.
     first: int = 0
     #: Follows the number of a row in a table without partitions: which rows are numbered.
@@ -71,12 +71,12 @@ class MetadataRows:
             return RowPlace(-1, self.first + row, self.those)
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
-        return RowPlace(i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i]))
+        return RowPlace(i if self.partition_ids is None else self.partition_ids[i], row - (ends[i] - self.lengths[i]))
 
     def of_partition(self, number: int) -> MetadataRows:
         """Return the rows of one partition."""
-        k = number if self.numbers is None else self.numbers.index(number)
-        return replace(self, lengths=(self.lengths[k],), numbers=(number,), first=self.first + sum(self.lengths[:k]))
+        k = number if self.partition_ids is None else self.partition_ids.index(number)
+        return replace(self, lengths=(self.lengths[k],), partition_ids=(number,), first=self.first + sum(self.lengths[:k]))
 
     def flagged(self, role: str, subject: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
         """Return an issue of a role if any row is flagged. subject : its name for messages."""
@@ -256,7 +256,7 @@ class RowMetadataSpool:
         for k, length in enumerate(rows.lengths):
             if not length:
                 continue
-            i = k if rows.numbers is None else rows.numbers[k]
+            i = k if rows.partition_ids is None else rows.partition_ids[k]
             partition_rows = rows.of_partition(i)
             roles = self.get(i)
             for role, column in roles.by_name().items():
@@ -288,10 +288,10 @@ class RowMetadataSpool:
         array = self._spool.get(_number(role, i))[0]
         return CategoryColumn(array, ()) if dtype.kind == "O" else array
 
-    def keep_only(self, numbers: Collection[int]) -> None:
-        """Drop partitions with other numbers."""
-        self._spool.keep_only({_number(role, i) for role in ROLES for i in numbers})
-        self._dtypes = {key: dtype for key, dtype in self._dtypes.items() if key[1] in numbers}
+    def keep_only(self, partition_ids: Collection[int]) -> None:
+        """Drop other partitions."""
+        self._spool.keep_only({_number(role, i) for role in ROLES for i in partition_ids})
+        self._dtypes = {key: dtype for key, dtype in self._dtypes.items() if key[1] in partition_ids}
 
     def close(self) -> None:
         """Remove the files."""

@@ -48,7 +48,7 @@ class Table:
         self.n_chunks = len(rows.lengths)
         self.n_rows = sum(rows.lengths)
         #: Partition number of each chunk.
-        self.numbers = tuple(range(self.n_chunks)) if rows.numbers is None else rows.numbers
+        self.partition_ids = tuple(range(self.n_chunks)) if rows.partition_ids is None else rows.partition_ids
         #: Roles of all rows, None each if they are in files: the target as codes of sorted categories for text and categories,
         #: otherwise float64[n_rows].
         self.all_roles = metadata.roles
@@ -132,7 +132,7 @@ class Table:
         if not self.lengths[i]:  # columns without values have no type
             return (np.empty(0, np.uint8),) * len(self.features)
         (part,) = self._stored[i]
-        return part.unpacked(self._spool.get(self.numbers[i]))
+        return part.unpacked(self._spool.get(self.partition_ids[i]))
 
     def slices(
         self, i: int, rows: np.ndarray | None = None, columns: Sequence[int] | None = None
@@ -157,7 +157,7 @@ class Table:
         is_code = part.is_code
         # A matrix is one array, and sparse columns are several each.
         wanted = None if part.is_matrix or part.fills else columns
-        arrays = part.unpacked(self._spool.get(self.numbers[i], k, wanted))
+        arrays = part.unpacked(self._spool.get(self.partition_ids[i], k, wanted))
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays
@@ -168,7 +168,7 @@ class Table:
     def roles(self, i: int) -> RowRoles:
         """Return the roles of partition `i`."""
         if self._metadata_spool is not None:
-            return self._metadata_spool.get(self.numbers[i])
+            return self._metadata_spool.get(self.partition_ids[i])
         return self.all_roles.rows(slice(self._starts[i], self._starts[i + 1]))
 
     def as_given(self, roles: RowRoles) -> RowRoles:
@@ -187,7 +187,7 @@ class Table:
         if self._metadata_spool is None:
             return
         self.keeps_roles_apart = False
-        filled = [self.numbers[i] for i, length in enumerate(self.lengths) if length]
+        filled = [self.partition_ids[i] for i, length in enumerate(self.lengths) if length]
         self.all_roles = RowRoles.concatenated([self._metadata_spool.get(number) for number in filled])
         self._metadata_spool.close()
         self._metadata_spool = None
@@ -202,7 +202,7 @@ class Table:
             self.all_roles = replace(self.all_roles, weight=weight)
             return
         for i in filled:
-            self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))
+            self._metadata_spool.put("sample_weight", self.partition_ids[i], weights(i))
 
     def weighing(self, weight: np.ndarray | None) -> Table:
         """Return a table of these rows with other weights, valid while this table is open. Requires metadata in memory.
@@ -221,7 +221,11 @@ class Table:
 
     def partition_name(self, i: int) -> str:
         """Return the origin of chunk `i`, for messages."""
-        return f"partition {self.numbers[i]}" if self.in_partitions else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
+        return (
+            f"partition {self.partition_ids[i]}"
+            if self.in_partitions
+            else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
+        )
 
     def place(self, row: int) -> RowPlace:
         """Return the place of a row in the user's data."""

@@ -234,7 +234,7 @@ def draw_residuals(rows: EvaluatedRows, target: Any, ax: Any) -> Any:
 
     target : the name of the target's column, or the targets.
     """
-    truth, prediction = rows.numbers()
+    truth, prediction = rows.truth_and_prediction()
     label = str(target) if Names(()).is_label(target) else "the target"
     residual = truth - prediction
     with canvas.style():

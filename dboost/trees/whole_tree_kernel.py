@@ -1,8 +1,8 @@
 """A whole tree in one compiled call, for a shard in this process's memory.
 
-Each thread of a team runs `grow_whole_tree`. It does the same as the generator in `trees/grower.py` with one shard, with the
-same kernels and the same node arrays, but without returning to Python between rounds: on small data the rounds would cost more
-than the work. A test compares the two growers.
+Each thread of a team runs `grow_whole_tree`. It does the same as the generator in `trees/tree_growth.py` with one shard, with
+the same kernels and the same node arrays, but without returning to Python between rounds: on small data the rounds would cost
+more than the work. A test compares the two growers.
 
 One iteration of its loop handles the root, or splits a leaf and searches its two children: route the rows left and right, add
 up the histogram of the smaller child (the larger one is the parent minus that), and find the best splits of both.

@@ -17,15 +17,15 @@ from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import Histograms, add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.rows.shard import Shard
-from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 #: Bytes that a growing tree needs for each row: two records, and its number if rows are sampled.
 BYTES_PER_ROW = 24
 
 
-class ShardGrower:
-    """A share of a shard's rows and the state of the trees that grow on it; `streamed_grower.StreamedGrower` has the same
+class RoundsInMemory:
+    """A share of a shard's rows and the state of the trees that grow on it; `rounds_in_files.RoundsInFiles` has the same
     methods.
 
     Parameters

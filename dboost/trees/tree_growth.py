@@ -199,10 +199,10 @@ def grow_tree(
     in_flight : int, default 1
         Most rounds that are under way at the same time. The tree does not depend on it.
     """
-    return (yield from _Grower(task, layout, n_rows, leaves_per_round, in_flight).run())
+    return (yield from _TreeGrowth(task, layout, n_rows, leaves_per_round, in_flight).run())
 
 
-class _Grower:
+class _TreeGrowth:
     def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int, in_flight: int) -> None:
         self.task, self.layout, self.leaves_per_round, self.in_flight = task, layout, leaves_per_round, in_flight
         self.opened: deque[list[_Node]] = deque()  # nodes that the rounds under way split

@@ -24,12 +24,12 @@ from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_
 from dboost.rows.block_file import FieldRef
 from dboost.rows.shard import Shard
 from dboost.rows.shard_spec import ShardSpec
-from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 
-class StreamedGrower:
-    """Blocks of files and the state of the trees that grow on them; `shard_grower.ShardGrower` has the same methods.
+class RoundsInFiles:
+    """Blocks of files and the state of the trees that grow on them; `rounds_in_memory.RoundsInMemory` has the same methods.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class _HistogramBuffers:
 class _Tree:
     """A growing tree: the slot of each node."""
 
-    def __init__(self, grower: StreamedGrower, task: TreeTask) -> None:
+    def __init__(self, grower: RoundsInFiles, task: TreeTask) -> None:
         self.grower, self.task = grower, task
         self.slot_of = {0: 0}
         self.scratch = np.zeros(int(grower.rows.spec.layout.n_bins.max()) + 1, np.int64)
@@ -184,7 +184,7 @@ class _TreePass:
             fields.append(self._of_output("loss_hessian"))
         if spec.has_repeat_count:
             fields.append("repeat_count")
-        if spec.grouped and task.sample is not None:
+        if spec.has_draw_ids and task.sample is not None:
             fields.append("draw_id")
         return fields
 

@@ -19,7 +19,10 @@ from dboost.rows.shard import Shard
 from dboost.trees.apply_trees import assign_leaves
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.fused_grower import (
+from dboost.trees.split_finder import FeaturePaths, new_feature_paths
+from dboost.trees.steady_roots import SteadyRoots, set_root
+from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
+from dboost.trees.whole_tree_kernel import (
     EXCLUDED_FRACTION,
     TeamBuffers,
     ThreadScratch,
@@ -27,9 +30,6 @@ from dboost.trees.fused_grower import (
     WholeTreeTask,
     grow_whole_tree,
 )
-from dboost.trees.split_finder import FeaturePaths, new_feature_paths
-from dboost.trees.steady_roots import SteadyRoots, set_root
-from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
 from dboost.tuning import tuning
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
@@ -38,7 +38,7 @@ _SLOTS_ANY_ORDER = 64
 _MOST_ROWS_PACKED = 1 << 20
 
 
-class WholeTreeGrower:
+class WholeTrees:
     """Grows whole trees on rows in memory.
 
     Rows that are excluded from a tree are assigned to its leaves in the next pass over all rows (`TrainingRows.unrouted`).
