@@ -698,7 +698,7 @@ class Booster:
         Parameters
         ----------
         n_iterations : int
-            From 0 (only the baseline) to `n_iter_`.
+            From 0 (only the baseline, with the record of the first source) to `n_iter_`.
 
         Returns
         -------

@@ -1,9 +1,10 @@
 """Output paths of the commands: checked before the work starts, and written in pieces but atomically.
 
 `whole` and `whole_folder` write under a temporary name beside the final one and rename it at the end, so a failed run leaves
-the previous output (`dboost.files.local_write` has the files for which that is impossible). They are for outputs larger than
-memory; `dboost.files.atomic_write` writes bytes. Local paths and URLs (through fsspec) behave alike, except that a folder in an
-object store appears file by file, in the order of names, because object stores cannot rename folders.
+the previous output (`dboost.files.local_write` and `dboost.files.local_folder` say for which files and folders that is
+impossible). They are for outputs larger than memory; `dboost.files.atomic_write` writes bytes. Local paths and URLs (through
+fsspec) behave alike, except that a folder in an object store appears file by file, in the order of names, because object stores
+cannot rename folders.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failur
 from dboost.files.atomic_write import try_writing
 from dboost.files.filesystem import filesystem_of
 from dboost.files.lease import Lease
+from dboost.files.local_folder import DRAFT, LEASE, NO_CONTENT, is_replaceable, replace_folder
 from dboost.files.local_write import descriptor_of, is_special, replacing
 from dboost.rows.block_file import StorageError
 
@@ -119,15 +121,25 @@ def _check_target(files: Any, name: str, path: str, option: str) -> None:
     if bucket is not None:
         raise ParameterError(f"{option} {shown(path)}: there is no bucket {bucket}")
     if path.endswith("/"):
-        if files.isfile(name):
+        is_file = isinstance(files, LocalFileSystem) and is_special(name.rstrip("/"))
+        name = _folder_name(files, name)
+        if is_file or (not files.isdir(name) and files.exists(name)):
             raise ParameterError(f"{option} {path} is to be a folder, but there is a file of that name")
-        if files.isdir(name) and files.ls(name, detail=False):
+        if content_of(files, name):
             raise ParameterError(f"{option} {path}: the folder exists and is not empty")
     elif files.isdir(name):
         raise ParameterError(f"{option} {path} is a folder: name a file, or end in / to get a file per partition")
     folder = posixpath.dirname(name)
     if isinstance(files, LocalFileSystem) and not files.isdir(folder):
         raise ParameterError(f"{option} {path}: there is no folder {folder}")
+
+
+def content_of(files: Any, folder: str) -> list[str]:
+    """Return the names in a folder, but for what an empty folder may have; none if there is no folder."""
+    if not files.isdir(folder):
+        return []
+    names = [posixpath.basename(path.rstrip("/")) for path in files.ls(folder, detail=False)]
+    return [name for name in names if name not in NO_CONTENT]
 
 
 @contextmanager
@@ -177,24 +189,29 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
 
     path : ends in "/". One run at a time writes it, see `files.lease`.
     """
-    files, name, draft = _draft(path)
+    files, name, draft = _draft(path, follow=True)
+    is_local = isinstance(files, LocalFileSystem)
+    has_place = is_local and is_replaceable(name)
+    lease_file = f"{name if is_local else path.rstrip('/')}.lease.json"
+    if is_local and not has_place:
+        draft, lease_file = f"{name}/{DRAFT}", f"{name}/{LEASE}"
     written: list[str] = []
 
     def create(file: str) -> Any:
         written.append(file)
         return files.open(f"{draft}/{file}", "wb")
 
-    with _room_for(path), Lease(f"{path.rstrip('/')}.lease.json", f"is writing {shown(path)}") as lease:
+    with _room_for(path), Lease(lease_file, f"is writing {shown(path)}") as lease:
         _check_target(files, name, path, "--output")  # another run may have written it meanwhile
+        if not has_place and is_local:
+            shutil.rmtree(draft, ignore_errors=True)  # of a killed run
         try:
             files.makedirs(draft)
             yield create
             lease.renew()
-            if isinstance(files, LocalFileSystem):
-                if files.isdir(name):
-                    files.rmdir(name)
-                os.rename(draft, name)
-            else:  # object stores cannot rename folders: move object by object
+            if has_place:
+                replace_folder(draft, name)
+            else:  # move file by file
                 for file in sorted(written):
                     lease.check()
                     _move(files, f"{draft}/{file}", f"{name}/{file}")
@@ -209,18 +226,19 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
 def new_local_folder(path: str, entry: str) -> Iterator[str]:
     """Yield the place of a folder that becomes `path` at the end of the block if `path` has no such entry; otherwise `path`.
 
-    An exception removes it. In object stores, which cannot rename folders, it is `path`.
+    An exception removes it. In object stores, which cannot rename folders, and for folders whose place it cannot take, it is
+    `path`.
     """
-    files, name, draft = _draft(path)
-    if not isinstance(files, LocalFileSystem) or files.exists(f"{name.rstrip('/')}/{entry}"):
+    files, name, draft = _draft(path, follow=True)
+    if not isinstance(files, LocalFileSystem) or files.exists(f"{name}/{entry}") or not is_replaceable(name):
         yield path
         return
     try:
         yield draft
         try:
-            os.rename(draft, name)
+            replace_folder(draft, name)
         except OSError as error:
-            if not files.exists(f"{name.rstrip('/')}/{entry}"):
+            if not files.exists(f"{name}/{entry}"):
                 raise
             raise StorageError(f"another run has made {shown(path)} meanwhile: try again") from error
     finally:
@@ -242,9 +260,15 @@ def _remove(files: Any, name: str) -> None:
         files.rm_file(name)
 
 
-def _draft(path: str) -> tuple[Any, str, str]:
-    """File system, final name, and a unique temporary name beside it."""
+def _draft(path: str, *, follow: bool = False) -> tuple[Any, str, str]:
+    """File system, final name, and a unique temporary name beside it; follow : links, as for a folder."""
     files, name = filesystem_of(path)
-    name = name.rstrip("/")
+    name = _folder_name(files, name) if follow else name.rstrip("/")
     folder, base = posixpath.split(name)
     return files, name, posixpath.join(folder, f".{base}.{uuid.uuid4().hex[:8]}.part")
+
+
+def _folder_name(files: Any, name: str) -> str:
+    """Return the name of a folder, which a link of this machine may stand for."""
+    name = name.rstrip("/")
+    return os.path.realpath(name) if isinstance(files, LocalFileSystem) else name

@@ -172,8 +172,10 @@ def _check_delta(output: str, data: str) -> None:
         raise ParameterError("--delta appends to a table: name its folder by --output")
     with reading(output):
         files, folder = filesystem_of(output)
-        names = files.ls(folder, detail=False) if files.isdir(folder) else []
-        if files.isfile(folder) or (names and not files.isdir(f"{folder.rstrip('/')}/{DELTA_LOG}")):
+        names = output_paths.content_of(files, folder)
+        if (files.exists(folder) and not files.isdir(folder)) or (
+            names and not files.isdir(f"{folder.rstrip('/')}/{DELTA_LOG}")
+        ):
             raise ParameterError(f"--output {shown(output)}: there is no Delta table, but {'files' if names else 'a file'}")
         if filesystem_of(data)[1].rstrip("/") == folder.rstrip("/"):
             raise ParameterError(f"--output {shown(output)} is also DATA, which predictions would be mixed with")

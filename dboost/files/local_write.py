@@ -86,7 +86,7 @@ def replacing(name: str) -> Iterator[IO[bytes]]:
 def check_replacing(name: str) -> None:
     """Check that `replacing` can write a file, without a change of it: with a small draft, where there can be one.
 
-    A folder is checked with a draft beside it.
+    A folder is checked with a draft in it.
 
     Raises
     ------
@@ -98,7 +98,9 @@ def check_replacing(name: str) -> None:
         os.fstat(descriptor)
         return
     target = os.path.realpath(name)
-    old = None if os.path.isdir(target) else _status(target)
+    if os.path.isdir(target):
+        target = os.path.join(target, "dboost")
+    old = _status(target)
     if old is not None and not stat.S_ISREG(old.st_mode):
         if not os.access(target, os.W_OK):  # opening it would wait for the reader of a pipe
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -169,7 +171,7 @@ def _create_draft(target: str, old: os.stat_result | None, ending: str = "") -> 
 
 def _has_taken_its_place(draft: str, target: str, old: os.stat_result | None, file: IO[bytes]) -> bool:
     """Rename a draft with the attributes of the old file to its name; return False if that is impossible."""
-    if old is not None and not _take_attributes(file.fileno(), target, old):
+    if old is not None and not take_attributes(file.fileno(), target, old):
         return False
     try:
         os.replace(draft, target)
@@ -180,21 +182,27 @@ def _has_taken_its_place(draft: str, target: str, old: os.stat_result | None, fi
     return True
 
 
-def _take_attributes(descriptor: int, target: str, old: os.stat_result) -> bool:
-    """Give a file the owner, group, mode and access control list of another; return False if this process may not."""
-    now = os.fstat(descriptor)
-    if hasattr(os, "fchown") and (now.st_uid, now.st_gid) != (old.st_uid, old.st_gid):
+def take_attributes(new: int | str, target: str, old: os.stat_result) -> bool:
+    """Give a file (by its descriptor) or a folder (by its path) the owner, group, mode and access control list of another.
+
+    Returns
+    -------
+    bool
+        False if this process may not.
+    """
+    now = os.stat(new)
+    if hasattr(os, "chown") and (now.st_uid, now.st_gid) != (old.st_uid, old.st_gid):
         try:
-            os.fchown(descriptor, old.st_uid, old.st_gid)
+            os.chown(new, old.st_uid, old.st_gid)
         except OSError:
             return False
     if hasattr(os, "listxattr"):
         with suppress(OSError):  # the file system has none
             for attribute in os.listxattr(target):
                 with suppress(OSError):  # some only the system may set
-                    os.setxattr(descriptor, attribute, os.getxattr(target, attribute))
-    if hasattr(os, "fchmod"):
-        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+                    os.setxattr(new, attribute, os.getxattr(target, attribute))
+    if os.chmod in os.supports_fd or isinstance(new, str):
+        os.chmod(new, stat.S_IMODE(old.st_mode))
     return True
 
 

@@ -278,7 +278,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
     sources = tuple(
         source if source["last_iteration"] <= n else _shortened(source, n)
         for source in model.sources
-        if source["first_iteration"] <= n
+        if source["first_iteration"] <= max(n, 1)  # the baseline is of the first one, and so are its offsets
     )
     return replace(
         model,

@@ -1,16 +1,17 @@
-"""Files that exist already, and special files: what stays when they are written, and where a rename is impossible."""
+"""Files and folders that exist already, and special files: what stays of them, and where a rename is impossible."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 import dboost
 from dboost.cli import main, output_paths
 from dboost.files.atomic_write import read_whole, try_writing, write_whole
+from dboost.files.local_folder import DRAFT
 from dboost.files.local_write import replacing
 from tests.helpers.clusters import ROOT
 
@@ -275,3 +277,102 @@ def test_reading_leaves_special_files_to_the_system(tmp_path: Path) -> None:
     assert read_whole("/dev/null") == b""
     with pytest.raises(dboost.ModelFileError, match="it is a folder"):
         write_whole(tmp_path, b"")
+
+
+def fill(path: Path) -> None:
+    output_paths.check(f"{path}/", "--output")
+    with output_paths.whole_folder(f"{path}/") as create, create("a") as file:
+        file.write(b"whole")
+
+
+def make_table(path: Path) -> None:
+    with output_paths.new_local_folder(f"{path}/", "a") as place:
+        Path(place).mkdir(exist_ok=True)
+        (Path(place) / "a").write_bytes(b"whole")
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[Path]:
+    if not IS_ROOT or subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode:
+        pytest.skip("folders cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def linked(folder: Path) -> Iterator[Path]:
+    link = folder.parent / "link"
+    link.symlink_to(folder.name)
+    yield link
+    assert link.is_symlink()
+    link.unlink()
+
+
+@contextmanager
+def working(folder: Path) -> Iterator[Path]:
+    with chdir(folder):
+        yield Path()
+
+
+@contextmanager
+def with_names(folder: Path) -> Iterator[Path]:
+    """Of a new file system, and of a killed run."""
+    (folder / "lost+found").mkdir()
+    (folder / DRAFT).mkdir()
+    (folder / DRAFT / "b").write_bytes(b"half")
+    yield folder
+    (folder / "lost+found").rmdir()
+    shutil.rmtree(folder / DRAFT, ignore_errors=True)  # a table is not written to a draft
+
+
+@contextmanager
+def plain(folder: Path) -> Iterator[Path]:
+    yield folder
+
+
+@pytest.mark.parametrize("place", [plain, mounted, linked, working, with_names])
+@pytest.mark.parametrize("write_folder", [fill, make_table])
+def test_an_empty_folder_is_filled_and_stays_what_it_is(
+    write_folder: Callable[[Path], None], place: Callable[[Path], AbstractContextManager[Path]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    with place(folder) as path:
+        write_folder(path)
+        assert (path / "a").read_bytes() == b"whole"
+    assert os.listdir(folder) == ["a"] and os.listdir(tmp_path) == ["out"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("folder_mode", "owner", "mode"),
+    [(0o555, USER, 0o700), (0o1777, OTHER, 0o777), (0o777, OTHER, 0o777), (0o555, OTHER, 0o755)],
+)
+@pytest.mark.parametrize("write_folder", [fill, make_table])
+def test_a_folder_whose_place_cannot_be_taken(
+    write_folder: Callable[[Path], None], folder: Path, folder_mode: int, owner: int, mode: int
+) -> None:
+    path = folder / "inside" / "out"
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    os.chown(path, owner, owner)
+    path.parent.chmod(folder_mode)
+    before, error = path.stat(), as_user(lambda: write_folder(path))
+    if mode == 0o755:
+        assert "Permission denied" in error and os.listdir(path) == []
+    else:
+        assert error == "" and (path / "a").read_bytes() == b"whole" and os.listdir(path) == ["a"]
+    assert (path.stat().st_ino, path.stat().st_mode, path.stat().st_uid) == (before.st_ino, before.st_mode, before.st_uid)
+    assert os.listdir(path.parent) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["file", "pipe", "/dev/null", "/dev/stdout"])
+def test_what_is_no_folder_is_no_output_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(dboost.ParameterError, match="is to be a folder, but there is a file of that name"):
+        output_paths.check(f"{tmp_path / name}/", "--output")

@@ -253,6 +253,23 @@ def test_rows_of_a_predictor_have_the_remembered_offset(booster: dboost.Booster)
     assert rates == [booster.predict(FRAME, offset=False)[3]] * 6
 
 
+DERIVED: dict[str, Callable[[dboost.Booster], dboost.Booster]] = {
+    "no trees": lambda model: model.truncate(0),
+    "one tree": lambda model: model.truncate(1),
+    "refitted": lambda model: model.refit_leaves(FRAME, "claims"),
+    "continued": lambda model: dboost.fit(FRAME, "claims", offset="exposure", start_from=model, max_iter=2, progress=False),
+    "of the second fit": lambda model: DERIVED["continued"](model).drop_source(0),
+}
+
+
+@pytest.mark.parametrize("derived", DERIVED)
+def test_derived_models_remember_the_column(booster: dboost.Booster, derived: str, tmp_path: Path) -> None:
+    DERIVED[derived](booster).save(tmp_path / "model.json")
+    model = dboost.load(tmp_path / "model.json")
+    raw = model.predict(FRAME, raw_score=True, offset=False) + FRAME.exposure
+    np.testing.assert_array_equal(model.predict(FRAME, raw_score=True), raw)
+
+
 def test_values_and_offsets_without_effect_are_not_remembered() -> None:
     values = dboost.fit(FRAME, "claims", loss="poisson", features=FEATURES, offset=FRAME.exposure, max_iter=1, progress=False)
     assert "offset" not in values.ensemble.sources[0]

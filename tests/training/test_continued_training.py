@@ -174,9 +174,11 @@ def test_truncate_gives_the_model_of_then() -> None:
     assert len(then.sources) == 1 and then.sources[0]["label"] == "a"
     assert list(then.history["iteration"]) == list(range(1, 9))
     assert new.truncate(10).sources[1]["last_iteration"] == 10
-    assert new.truncate(0).n_iter_ == 0 and new.truncate(0).sources == ()
+    baseline = new.truncate(0)
+    assert baseline.n_iter_ == 0 and [source["label"] for source in baseline.sources] == ["a"]
     assert dboost.fit(NEW, "late", start_from=new.truncate(8), max_iter=5, source_name="b") == new
-    assert dboost.fit(NEW, "late", start_from=new.truncate(0), max_iter=5).n_iter_ == 5
+    continued = dboost.fit(NEW, "late", start_from=baseline, max_iter=5)
+    assert continued.n_iter_ == 5 and len(continued.sources) == 1
     for wrong in (14, -1, 1.5):
         with pytest.raises(ParameterError, match="n_iterations="):
             new.truncate(wrong)  # type: ignore[arg-type]
