@@ -35,7 +35,7 @@ from dboost.session.warm_start import WarmStart, check_options, keywords_for, wi
 from dboost.training.auto_iterations import FRACTION, check_refit, refitted, validation_plan_maker, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.fit import interruptible_reading
-from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
+from dboost.training.request import FitRequest, check_group, checked_callbacks
 
 
 @accepts_peer_names
@@ -151,7 +151,7 @@ def fit(
         With `start_from`: split candidates from the new data, or those of the model's last data.
     continue_steps : {"damped", "full"}, default "damped"
         With `start_from`: smaller steps if the model has little left to learn or the new data are few (see
-        `dboost.training.plan`), or those of a first fit.
+        `dboost.training.damped_steps`), or those of a first fit.
     checkpoint : path or URL, optional
         Folder of the fit's checkpoint. The same call resumes from it after the process was killed, and gives the same model
         as without the interruption; a call with other data or parameters, or while another process writes the checkpoint, is
@@ -245,7 +245,7 @@ def fit(
     if group is not None and validation_fraction is None:
         check_group(request.parameters)
     has_sets = eval_set is not None or validation_fraction is not None
-    has_scores = has_sets or request.parameters.arcbites is not None or has_out_of_bag(request.parameters)
+    has_scores = has_sets or request.parameters.arcbites is not None or request.parameters.has_out_of_bag
     if eval_metric is not None and not has_scores:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
     if refit is not False:

@@ -50,7 +50,7 @@ from dboost.params.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult
 
 if TYPE_CHECKING:
     import treelite

@@ -53,9 +53,9 @@ from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
-from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
+from dboost.training.callbacks import Callback, StoppingRule, rounds_of_rule
 from dboost.training.checkpoint import first_difference, plain
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult
 from dboost.training.folds import (
     FoldScores,
     FoldState,
@@ -68,15 +68,9 @@ from dboost.training.folds import (
     usable_folds,
     warn_of_classes,
 )
-from dboost.training.plan import (
-    FitRequest,
-    checked_callbacks,
-    draws_rows,
-    parse_time_limit,
-    rounds_of,
-    rounds_of_rule,
-    tree_needs,
-)
+from dboost.training.learning_rates import schedule_of
+from dboost.training.progress import Progress
+from dboost.training.request import FitRequest, checked_callbacks, parse_time_limit, tree_needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -473,7 +467,7 @@ def folded(
     if options.group is not None:
         if division.groups is not None:
             raise ParameterError("group and groups are two names of the same: leave groups out")
-        if not division.can_keep_groups and not draws_rows(parameters):
+        if not division.can_keep_groups and not parameters.draws_rows:
             cause = "time" if division.time is not None else "folds that are given row by row"
             raise ParameterError(f"group has no effect with {cause} if no rows are drawn: leave it out, or give subsample")
     if not isinstance(data, Dataset) and is_prepared(data):
@@ -533,7 +527,9 @@ class FoldSettings:
         self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
         callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
     ) -> None:  # fmt: skip
-        self.learning, checked = {**learning}, {**learning} | rounds_of_rule(early_stopping, {**learning})
+        self.learning, checked = {**learning}, {**learning}
+        if early_stopping is not None:
+            checked |= rounds_of_rule(early_stopping, checked)
         if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
             raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
         schedule_of(checked)
@@ -549,7 +545,7 @@ class FoldSettings:
     @property
     def needs_means(self) -> bool:
         """Whether something depends on the means of the folds while they are fitted."""
-        return bool(self.callbacks) or self.until < math.inf or rounds_of(self.parameters) is not None
+        return bool(self.callbacks) or self.until < math.inf or self.parameters.stopping_rounds is not None
 
     def trees_of(self, division: FoldOptions) -> TreeNeeds:
         """Return what the fits on the folds need at least, before the data are read."""

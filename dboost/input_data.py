@@ -27,10 +27,9 @@ from dboost.prepared.dataset_rows import BinnedRows
 from dboost.prepared.dataset_settings import check_same, roles_of_fits
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.memory import Budget
-from dboost.training.fit import train
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult, train
 from dboost.training.leaf_refit import refit_leaves
-from dboost.training.plan import FitRequest
+from dboost.training.request import FitRequest
 
 if TYPE_CHECKING:
     from dboost.cluster.partitions.read_tasks import ReadTasks

@@ -35,8 +35,8 @@ from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
-from dboost.training.plan import growth_policy_of, precision_of
-from dboost.trees.tree_task import ANY_ORDER
+from dboost.training.plan import precision_of
+from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy
 from dboost.tuning import tuning
 
 #: A worker's process that has imported and compiled everything: 284 to 400 MiB (docs/scaling.md, docs/out_of_core.md).
@@ -475,7 +475,7 @@ def _spec(rows: int, columns: int) -> ShardSpec:
     """Return the layout of the rows, as `training.plan.make_plan` does it for numeric columns of as many bins as possible."""
     parameters, loss = Parameters(), SquaredError()
     layout = plan_layout(np.full(columns, min(parameters.max_bins, rows)), np.zeros(columns, bool))
-    policy = growth_policy_of(parameters, rows)
+    policy = GrowthPolicy.of(parameters, rows)
     return ShardSpec(
         layout,
         layout,

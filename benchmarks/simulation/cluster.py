@@ -47,8 +47,8 @@ from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import PAIR
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest
+from dboost.training.fit import FitResult
+from dboost.training.request import FitRequest
 
 #: Bins of a feature.
 _N_BINS = 255

@@ -64,8 +64,8 @@ from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback, Iteration
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest, checked_callbacks, has_out_of_bag
+from dboost.training.fit import FitResult
+from dboost.training.request import FitRequest, checked_callbacks
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -421,7 +421,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         fitted = rows.fit(request)
         if settings["refit"] and policy.stops:
             fitted = refitted(rows.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
-        is_scored = sets or policy.stops or has_out_of_bag(request.parameters)
+        is_scored = sets or policy.stops or request.parameters.has_out_of_bag
         if settings["eval_metric"] is not None and not is_scored:
             warn("eval_metric has no effect without an eval_set and without early stopping")
         self._keep(fitted, trained(fitted, request.parameters, start.model, X), start, policy)

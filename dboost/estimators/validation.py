@@ -1,6 +1,6 @@
 """Validation of an estimator's training: class weights, validation rows, scores and early stopping.
 
-All of this depends on the number of rows per class, so it is decided after counting (see `training.plan`). The
+All of this depends on the number of rows per class, so it is decided after counting (see `training.validation_rows`). The
 numbers of the rows determine which are held out: no rows are copied, and on a cluster they stay on their workers.
 
 `scorer_metric` makes a metric of training from a scikit-learn scorer. A scorer calls an estimator's predictions, so it gets a
@@ -30,7 +30,7 @@ from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.auto_iterations import ROUNDS, held_out_rows, n_held_out
 from dboost.training.callbacks import StoppingRule
-from dboost.training.plan import ValidationPlan
+from dboost.training.validation_rows import ValidationPlan
 
 #: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000
@@ -82,7 +82,7 @@ class EarlyStoppingPolicy:
         return 0.0 if self.is_auto and tol == DEFAULT_TOLERANCE else tol
 
     def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
-        """Return the plan, given the numbers of rows per class; see `training.plan`."""
+        """Return the plan, given the numbers of rows per class; see `training.validation_rows`."""
         settings = self.estimator
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)

@@ -24,7 +24,7 @@ from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.files.path_text import path_text
 from dboost.training.callbacks import Iteration
-from dboost.training.fit_result import OBSERVERS, FitResult
+from dboost.training.fit import OBSERVERS, FitResult
 from dboost.training.history import metrics_of
 from dboost.training.plan import FitPlan
 from dboost.version import __version__
@@ -304,7 +304,7 @@ def _warns(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _LoggedFit:
-    """Logs a fit to a run of MLflow; see `dboost.training.fit_result.FitObserver`."""
+    """Logs a fit to a run of MLflow; see `dboost.training.fit.FitObserver`."""
 
     def __init__(self, settings: _Autolog, plan: FitPlan) -> None:
         self._settings, self._plan = settings, plan

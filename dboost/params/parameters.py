@@ -613,6 +613,23 @@ class Parameters:
         """Whether trees are averaged, not added up."""
         return self.boosting == FOREST
 
+    @property
+    def draws_rows(self) -> bool:
+        """Whether trees grow from samples of rows."""
+        return self.subsample < 1 or self.arcbites is not None
+
+    @property
+    def has_out_of_bag(self) -> bool:
+        """Whether the history has metrics of the predictions of training rows by the trees that did not draw them."""
+        return self.is_forest and self.subsample < 1
+
+    @property
+    def stopping_rounds(self) -> int | None:
+        """Number of iterations without improvement after which a fit, or a visit to a bite, stops; None without such a rule."""
+        if self.arcbites is None or not self.arcbites.is_watched:
+            return self.early_stopping_rounds
+        return self.arcbites.early_stopping_rounds or self.early_stopping_rounds or DEFAULT_ROUNDS
+
     def with_features(self, n_features: int, *, is_classification: bool) -> Parameters:
         """Return the parameters with the share of the features in place of the names of `max_features`."""
         wanted = self.max_features

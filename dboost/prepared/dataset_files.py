@@ -68,10 +68,9 @@ from dboost.prepared.dataset_rows import BinnedRows
 from dboost.rows.block_file import StorageError
 from dboost.session.local_sessions import LocalSessions
 from dboost.training.binned_data import DatasetDescription, check_thresholds
-from dboost.training.fit import train
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult, train
 from dboost.training.leaf_refit import refit_leaves
-from dboost.training.plan import FitRequest
+from dboost.training.request import FitRequest
 
 VERSION = 3
 _LEASE = "lease.json"

@@ -25,8 +25,8 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.row_samples import TEST, FoldRows
 from dboost.session.warm_start import matrix_of
 from dboost.training.binned_data import DatasetDescription, check_thresholds
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest
+from dboost.training.fit import FitResult
+from dboost.training.request import FitRequest
 
 #: For each fold: positions of the held-out rows in a partition, and their raw scores [n, n_outputs].
 FoldScoresOfPartition = list[tuple[np.ndarray, np.ndarray]]

@@ -29,7 +29,7 @@ from dboost.session.reference_sample import reference_rows
 from dboost.session.target import check_categories, name_of_target
 from dboost.training.binned_data import DatasetDescription
 from dboost.training.fit import interruptible_reading, propose_bins
-from dboost.training.plan import FitRequest
+from dboost.training.request import FitRequest
 from dboost.tuning import tuning
 
 

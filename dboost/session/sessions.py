@@ -137,11 +137,3 @@ class Sessions(Protocol):
 
     def close(self) -> None:
         """Release threads, memory and files."""
-
-
-def of_roles(sessions: Sessions, function: Callable[..., Answer], *arguments: Any) -> list[Answer]:
-    """Return ``function(roles, *arguments)`` of ranges that together are all rows of positive weight.
-
-    The raw scores of a model that is continued replace the offset.
-    """
-    return [answer for answers in sessions.ask(TableRows.map_rows, function, arguments) for answer in answers]

@@ -44,7 +44,7 @@ class WarmStart:
     is_new_source: bool = False  # whether the fit continues a model of other data
     resumes: bool = False  # whether the iterations beyond `n_earlier` belong to this fit
     keeps_bins: bool = False  # whether new trees use the model's split points
-    damps: bool = False  # whether the steps of new trees are damped, see `training.plan`
+    damps: bool = False  # whether the steps of new trees are damped, see `training.damped_steps`
 
     @classmethod
     def same_data(cls, model: Ensemble | None) -> WarmStart:

@@ -26,8 +26,9 @@ from dboost.params import FOREST
 from dboost.rows.row_sample import HOLD_OUT, derive_seed
 from dboost.session.row_samples import Draw, in_proportion
 from dboost.session.target import Target
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest, MakeValidationPlan, ValidationPlan
+from dboost.training.fit import FitResult
+from dboost.training.request import FitRequest, MakeValidationPlan
+from dboost.training.validation_rows import ValidationPlan
 
 AUTO = "auto"
 #: What ``max_iter="auto"`` stands for.

@@ -13,13 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dboost.data.columns.binning import Binning, columns_at_once, distinct_values, exact_binning
+from dboost.data.columns.binning import MAX_FINE_BINS, Binning, columns_at_once, distinct_values, exact_binning
 from dboost.data.tables.eval_tables import named_in_messages
 from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.losses import BaseLoss
@@ -27,7 +27,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
-from dboost.params import Parameters
+from dboost.params import FOREST, GBDT, Parameters
 from dboost.schema import Feature
 from dboost.session.bites import parts_with_rows
 from dboost.session.cut_groups import check_groups, group_runs
@@ -35,45 +35,58 @@ from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
-from dboost.session.sessions import Sessions, of_roles
+from dboost.session.sessions import Sessions
 from dboost.session.table_rows import TableRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import arcbite_visits
 from dboost.training.binned_data import check_thresholds, refuse_other_proposals
-from dboost.training.callbacks import Callback, StoppingRule
-from dboost.training.fit_result import OBSERVERS, FitObserver, FitResult
-from dboost.training.history import OUT_OF_BAG
+from dboost.training.callbacks import Callback, Iteration, StoppingRule
+from dboost.training.damped_steps import damping_message
+from dboost.training.history import OUT_OF_BAG, check_columns
 from dboost.training.loop import BoostingLoop, all_rows, assemble
-from dboost.training.plan import (
-    FitPlan,
-    FitRequest,
-    RowsDescription,
-    ValidationPlan,
-    check_boosting,
-    check_columns,
-    check_loss_of_groups,
-    check_whole_groups,
-    check_width,
-    fine_bins_of,
-    has_out_of_bag,
-    held_out_rows_of,
-    make_plan,
-    needs_test_set,
-    requested,
-    stopping_rule,
-    warn_held_out,
-    width_of,
-    with_own_metrics,
-)
+from dboost.training.plan import FitPlan, RowsDescription, check_width, make_plan, requested, width_of
+from dboost.training.request import FitRequest, check_loss_of_groups
+from dboost.training.scores import stopping_rule, with_estimator_metrics
 from dboost.training.split_limits import no_split_reason
-from dboost.training.target_stats import Sizes, output_scales, sizes_of, target_stats
+from dboost.training.target_stats import Sizes, of_roles, output_scales, sizes_of, target_stats
+from dboost.training.validation_rows import ValidationPlan, check_whole_groups, held_out_rows_of, warn_held_out
+from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.fit_trees import TreesSoFar
 
 _log = logging.getLogger("dboost")
 
 #: From this many trees an iteration on, the log names the strategy of one tree.
 _MANY_OUTPUTS = 8
+
+
+@dataclass
+class FitResult:
+    """The model and the history of a fit."""
+
+    ensemble: Ensemble
+    history: list[dict[str, Any]]  # one record per iteration of this fit
+    before: dict[str, float] = field(default_factory=dict)  # losses and metrics before the first iteration
+    early_stopping: StoppingRule | None = None  # the rule, whether or not it stopped the fit
+    whole: Ensemble | None = None  # of a fold: the model with the iterations after the best one
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
+    no_split: str | None = None  # why no tree of this fit has a split, to warn of
+    ended_by: str | None = None  # why the last iteration was the last
+    lost_workers: list[dict[str, Any]] = field(default_factory=list)  # see `cluster.client.connection.Connection.losses`
+
+
+class FitObserver(Protocol):
+    """Observes one fit: called after each iteration, as a callback, and at the end. It must not raise."""
+
+    def __call__(self, iteration: Iteration) -> Any:
+        """See an iteration."""
+
+    def end(self, result: FitResult | None) -> None:
+        """See the result; None if the fit failed."""
+
+
+#: Functions that make the observers of every fit of this process, from its plan.
+OBSERVERS: list[Callable[[FitPlan], FitObserver]] = []
 
 
 def train(request: FitRequest, sessions: Sessions) -> FitResult:
@@ -148,6 +161,13 @@ def load(request: FitRequest, sessions: Sessions) -> tuple[Feature, ...]:
         if model is not None:
             check_thresholds(model, binned.binning)
     return sessions.load()
+
+
+def check_boosting(model: Ensemble, parameters: Parameters) -> None:
+    """Raise a ParameterError if a forest is to be continued with boosting, or a boosted model with a forest."""
+    if model.averages != parameters.is_forest:
+        kind, boosting = ("a forest", FOREST) if model.averages else ("a boosted model", GBDT)
+        raise ParameterError(f"the model to continue is {kind}: give boosting={boosting!r}")
 
 
 def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Feature, ...], sessions: Sessions) -> Target:
@@ -241,6 +261,13 @@ def hold_out(request: FitRequest, target: Target, sessions: Sessions, model_so_f
     return HeldOut(validation, dict(sorted(chosen.items(), reverse=True)))  # "validation", then "train"
 
 
+def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[Any]) -> bool:
+    """Whether arcbites need a test set and the user has given none."""
+    arcbites = parameters.arcbites
+    is_watched = arcbites is not None and arcbites.is_watched
+    return is_watched and not sets and plan.early_stopping is None and plan.held_out is None
+
+
 def choose_scoring(
     request: FitRequest, parameters: Parameters, target: Target, held_out: HeldOut
 ) -> tuple[list[MetricReduction], StoppingRule | None]:
@@ -251,10 +278,10 @@ def choose_scoring(
     if is_scored or request.checkpoint is not None:  # which stores their names
         metrics = find_metrics(request.eval_metric, target.loss)
     stopping = stopping_rule(parameters, held_out.validation.early_stopping, request, metrics)
-    metrics = with_own_metrics(metrics, held_out.validation.metrics)
+    metrics = with_estimator_metrics(metrics, held_out.validation.metrics)
     if has_eval_sets:
         names = [*held_out.chosen, *(eval_set.name for eval_set in request.eval_sets)]
-        names += [OUT_OF_BAG] if has_out_of_bag(parameters) else []
+        names += [OUT_OF_BAG] if parameters.has_out_of_bag else []
         check_columns(names, [metric.name for metric in metrics])
     return metrics, stopping
 
@@ -313,6 +340,16 @@ def propose_bins(
     return Binning(features, tuple(None if feature.is_categorical else next(numeric) for feature in features))
 
 
+def fine_bins_of(parameters: Parameters) -> int:
+    """Return the largest number of fine bins of a numeric feature, see `trees.bin_proposal`."""
+    return {
+        "global": parameters.max_bins,
+        "tree": MAX_FINE_BINS,
+        "node": FINE_BINS_PER_BIN * parameters.max_bins,
+        "exact": MAX_FINE_BINS,
+    }[parameters.split_proposal]
+
+
 def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, model_so_far: ModelSoFar) -> FitResult:
     """Grow the trees, and assemble the model."""
     request, n_features = plan.request, len(plan.binning.features)
@@ -369,9 +406,10 @@ def announce(plan: FitPlan, n_iterations: int) -> None:
     if warm_start.model is None and plan.reference is not None:
         warn_of_ids(plan.binning.features, plan.reference)
     if warm_start.is_new_source and warm_start.model is not None and not warm_start.resumes:
-        if plan.damping:
-            _log.info(plan.damping)
-            bar.write(plan.damping)
+        message = damping_message(plan.parameters, plan.learning, plan.stats.unexplained)
+        if message:
+            _log.info(message)
+            bar.write(message)
         if plan.reference is not None:
             warn_of_drift(warm_start.model, plan.reference, plan.parameters, plan.learning)
 

@@ -36,9 +36,10 @@ from dboost.rows.row_sample import derive_seed, hash_rows
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, sharing_codes
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
-from dboost.training.callbacks import Callback, Iteration, Progress
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest, Fold
+from dboost.training.callbacks import Callback, Iteration
+from dboost.training.fit import FitResult
+from dboost.training.progress import Progress
+from dboost.training.request import FitRequest, Fold
 from dboost.tuning import tuning
 
 _NO_THREAD = "can't start new thread"

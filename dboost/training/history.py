@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from dboost.errors import ParameterError
 
 #: The name of the training rows as predicted by the trees of a forest that did not draw them, see `trees.tree_means`.
 OUT_OF_BAG = "oob"
@@ -34,3 +37,17 @@ def appended(
         name: (old.get(name, ()) + (nan,) * n_old)[:n_old] + new.get(name, (nan,) * n_new)
         for name in [*new, *(name for name in old if name not in new)]
     }
+
+
+def check_columns(eval_sets: Sequence[str], metrics: Sequence[str]) -> None:
+    """Raise ParameterError if a metric of an evaluation set and other values have the same column in the history."""
+    taken = dict.fromkeys((*NOT_SCORES, "train_loss"), "a column that every history may have")
+    for name in eval_sets:
+        for metric in dict.fromkeys(metrics):  # one metric may be given twice
+            column, values = f"{name}_{metric}", f"metric {metric!r} of evaluation set {name!r}"
+            if column in taken:
+                raise ParameterError(
+                    f"{values} would be the column {column!r} of the history, which is {taken[column]}: "
+                    "give the evaluation set or the metric another name"
+                )
+            taken[column] = values

@@ -34,7 +34,7 @@ from dboost.rows.statistics import leaf_totals
 from dboost.session.fit_records import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
-from dboost.session.sessions import Sessions, of_roles
+from dboost.session.sessions import Sessions
 from dboost.session.table_rows import TableRows
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
@@ -42,8 +42,8 @@ from dboost.training.binned_data import DatasetDescription
 from dboost.training.fit import describe, interruptible_reading, learn_target, load
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.loop import in_rows
-from dboost.training.plan import FitRequest
-from dboost.training.target_stats import TargetStats, in_units_of, target_stats
+from dboost.training.request import FitRequest
+from dboost.training.target_stats import TargetStats, in_units_of, of_roles, target_stats
 from dboost.trees.fit_trees import TreesSoFar
 
 

@@ -31,11 +31,12 @@ from dboost.session.sessions import Sessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.checkpoint import describe_data, merged_fingerprint
+from dboost.training.damped_steps import damping_notes
 from dboost.training.directions import Directions
 from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator
+from dboost.training.learning_rates import Rates
 from dboost.training.plan import FitPlan
-from dboost.training.rates import Rates
 from dboost.training.scores import Scores, diverged
 from dboost.training.target_stats import in_units_of
 from dboost.training.tasks import Tasks
@@ -118,7 +119,14 @@ class BoostingLoop:
             of_classes, scales = self.loss.has_classes, plan.output_scales
             directions = Directions(self.loss.n_outputs, of_classes, seed, scales, of_forest=of_forest)
         self.leaf_estimator = LeafEstimator(sessions, self.loss, self.parameters, *counted, directions, plan.stats.spreads)
-        self.rates, self.scores = Rates(plan), Scores(plan, sessions)
+        self.rates = Rates(
+            plan.request.learning_rates,
+            plan.learning.learning_rate,
+            damping=plan.learning.learning_rate / plan.parameters.learning_rate,
+            n_earlier=start.n_earlier if start.is_new_source else 0,
+            has_checkpoint=self.checkpoint is not None,
+        )
+        self.scores = Scores(plan, sessions)
         self.tasks = Tasks(plan, sessions, self.leaf_estimator)
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
 
@@ -341,7 +349,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     if isinstance(offset, str) and len(empty.classes or ()) <= 2:  # the name of a column; of more classes it has no effect
         source["offset"] = offset
     if warm_start.is_new_source:
-        source |= loop.plan.damping_notes
+        source |= damping_notes(loop.plan.learning, loop.target_stats.unexplained)
     source = with_rates(source, loop.rates_until(len(trees) // k))
     history, n_earlier = loop.history, before
     if loop.parameters.arcbites is not None:  # all of this fit's, also if it resumes

@@ -1,6 +1,6 @@
 """How the progress of a fit is drawn: a bar on a terminal and in a notebook, lines elsewhere.
 
-`training.callbacks.Progress` says what is shown: the phases before the first iteration, and the iterations. The bar keeps the
+`Progress` says what is shown: the phases before the first iteration, and the iterations. The bar keeps the
 count and the time left on narrow terminals, where the metrics are cut.
 """
 
@@ -10,9 +10,10 @@ import html
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dboost.display import counted, duration
+from dboost.display import counted, duration, metric_name, number
 
 #: Seconds between two updates of a bar, and between two lines of a phase.
 _BAR_INTERVAL, _LINE_INTERVAL = 0.1, 5.0
@@ -29,6 +30,83 @@ class Display(Protocol):
     def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None: ...
     def write(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+class Progress:
+    """Shows the phases and iterations of a fit.
+
+    Parameters
+    ----------
+    wanted : bool or None
+        None: a bar on a terminal (stderr) and in a notebook, else no output. True: lines elsewhere, too.
+    """
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted, self._unit = wanted, ""
+        self._display: Display | None = None
+        self._is_open, self._is_boosting = False, False
+        self._n_iterations, self._first, self._first_ended = 0, 0, 0.0
+        self._n_rows_grown, self._seconds = 0, 0.0
+
+    def phase(self, name: str) -> None:
+        """Show a phase before the first iteration."""
+        self._open()
+        if self._display is not None:
+            self._display.begin(name)
+
+    def count(self, n_done: int, n_total: int, unit: str) -> None:
+        """Show how much of the phase is done; no effect while boosting, when rows of new workers are read."""
+        if self._display is not None and not self._is_boosting:
+            self._display.update(n_done, n_total, unit, "", "")
+
+    def write(self, text: str) -> None:
+        """Show a line beside the bar."""
+        if self._display is not None:
+            self._display.write(text)
+
+    def begin(self, n_iterations: int, unit: str = "iteration") -> None:
+        """Show that boosting has begun. n_iterations : number of the last iteration; unit : what is counted."""
+        self.phase("boosting")
+        self._is_boosting, self._n_iterations, self._unit = True, n_iterations, unit
+
+    def show(self, record: dict[str, Any], scores: Sequence[str], seconds: float) -> None:
+        """Show an iteration.
+
+        seconds : duration of the iteration alone; with arcbites ``record["seconds"]`` may include loading one.
+        """
+        iteration, now = record["iteration"], time.monotonic()
+        if not self._first_ended:  # kernels are compiled in the first one
+            self._first, self._first_ended = iteration, now
+        else:
+            self._n_rows_grown += record["rows_kept"]
+            self._seconds += seconds
+        if self._display is None:
+            return
+        left = ""
+        if iteration > self._first:
+            each = (now - self._first_ended) / (iteration - self._first)
+            left = f"{duration(each * (self._n_iterations - iteration))} left"
+        self._display.update(iteration, self._n_iterations, self._unit, left, self._note(record, scores))
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+    def _open(self) -> None:
+        if self._is_open or self._wanted is False:
+            return
+        self._is_open = True
+        self._display = open_display(bool(self._wanted))
+
+    def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
+        """Current metrics, rows per second from the second iteration on, and on a cluster the number of workers with rows."""
+        parts = [f"{metric_name(name)} {number(record[name], 5)}" for name in scores]
+        if self._seconds > 0:
+            parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")
+        if "workers" in record:
+            parts.append(counted(record["workers"], "worker"))
+        return ", ".join(parts)
 
 
 class _Lines:

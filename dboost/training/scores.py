@@ -1,23 +1,98 @@
-"""The columns of the history that are scores: losses and metrics of training rows and evaluation sets."""
+"""The metrics of a fit, its rule of early stopping, and the scores in its history: losses and metrics of training rows and
+evaluation sets."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from dboost.errors import DataError, DBoostError, warn
+from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.exact import EXACT_SUM, FINE
 from dboost.losses.gradient_stats import GradientStats
-from dboost.metrics.metric import LossMagnitude
-from dboost.metrics.named import find_metrics
+from dboost.metrics.metric import LossMagnitude, MetricReduction
+from dboost.metrics.named import ALIASES, find_metrics
+from dboost.params import EarlyStopping, Parameters
+from dboost.session.row_samples import HELD_OUT
 from dboost.session.sessions import Sessions
 from dboost.session.target import Target
+from dboost.training.callbacks import StoppingRule
 from dboost.training.history import OUT_OF_BAG
-from dboost.training.plan import FitPlan, has_out_of_bag
+from dboost.training.plan import FitPlan
+from dboost.training.request import FitRequest
 from dboost.trees.tree_means import metric_chunks
+
+
+def stopping_rule(
+    parameters: Parameters,
+    of_estimator: StoppingRule | None,
+    request: FitRequest,
+    metrics: Sequence[MetricReduction],
+) -> StoppingRule | None:
+    """Return the rule of an estimator, else one for the last metric of the last evaluation set (without one, of held-out rows).
+
+    Raises
+    ------
+    ParameterError
+        When arcbites would be stopped by the training loss, whose rows change with each visit; for an unknown metric or
+        evaluation set.
+    """
+    arcbites, rounds = parameters.arcbites, parameters.stopping_rounds
+    if of_estimator is None:
+        if rounds is None:
+            return None
+        asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
+        names = [OUT_OF_BAG] if parameters.has_out_of_bag else []
+        names += [eval_set.name for eval_set in request.eval_sets]
+        if request.validation_fraction is not None or not names:
+            names.append(HELD_OUT)
+        eval_set = names[-1] if asked.eval_set is None else asked.eval_set
+        if eval_set not in names:
+            raise ParameterError(f"early_stopping: there is no evaluation set {eval_set!r}, but {', '.join(map(repr, names))}")
+        known = {metric.name: metric for metric in metrics}
+        by_name = known | {ALIASES.get(name, name): metric for name, metric in known.items()}
+        metric = metrics[-1] if asked.metric is None else by_name.get(ALIASES.get(asked.metric, asked.metric))
+        if metric is None:
+            raise ParameterError(
+                f"early_stopping: {asked.metric!r} is none of the fit's metrics, which are {', '.join(known)}: name it in "
+                "eval_metric, too"
+            )
+        column = f"{eval_set}_{metric.name}"
+        return StoppingRule(
+            column,
+            rounds,
+            larger_is_better=metric.larger_is_better,
+            tolerance=asked.min_delta,
+            pooled=None if request.fold is None else request.fold.pooled,
+        )
+    if arcbites is not None and of_estimator.column == "train_loss":
+        raise ParameterError("arcbites cannot be stopped by the training loss, which is always another bite's: hold rows out")
+    if arcbites is not None and arcbites.early_stopping_rounds is not None:
+        return of_estimator.with_rounds(arcbites.early_stopping_rounds)
+    return of_estimator
+
+
+def with_estimator_metrics(
+    metrics: Sequence[MetricReduction], of_estimator: Sequence[MetricReduction]
+) -> list[MetricReduction]:
+    """Return the user's metrics, and those of an estimator that are not among them.
+
+    Raises
+    ------
+    ParameterError
+        If a function of the user has the name of a metric of the estimator.
+    """
+    known = {metric.name: metric for metric in metrics}
+    for metric in of_estimator:
+        if metric.name in known and known[metric.name].spec != metric.spec:
+            raise ParameterError(
+                f"eval_metric: a function is called {metric.name!r}, like the metric that the estimator computes: give it "
+                "another name"
+            )
+    return [*metrics, *(metric for metric in of_estimator if metric.name not in known)]
 
 
 class Scores:
@@ -71,7 +146,7 @@ class Scores:
             for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
                 columns |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
         of_loss = {"train_loss": columns[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
-        return columns | of_loss if has_out_of_bag(self._plan.learning) else of_loss
+        return columns | of_loss if self._plan.learning.has_out_of_bag else of_loss
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""

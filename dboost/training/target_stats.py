@@ -30,6 +30,8 @@ from dboost.exact import ExactSum, merged_float, total, unit_for
 from dboost.losses import BaseLoss
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, target_column
 from dboost.params import Parameters
+from dboost.session.sessions import Sessions
+from dboost.session.table_rows import TableRows
 from dboost.training.minimize import minimize_convex
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -201,6 +203,14 @@ class Units:
     spread: float  # largest distance of a target from the mean
     unit: float  # of targets and raw scores while trees are grown
     loss_unit: float  # of exact sums of the weighted loss
+
+
+def of_roles(sessions: Sessions, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return ``function(roles, *arguments)`` of ranges that together are all rows of positive weight.
+
+    The raw scores of a model that is continued replace the offset.
+    """
+    return [answer for answers in sessions.ask(TableRows.map_rows, function, arguments) for answer in answers]
 
 
 def target_stats(loss: BaseLoss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None) -> TargetStats:

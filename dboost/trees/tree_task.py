@@ -36,6 +36,7 @@ from dboost.rows.row_sample import RowSubset, Sample
 I = np.int64  # noqa: E741
 
 BEST_FIRST, DEPTH_WISE, ANY_ORDER = 0, 1, 2
+_UNLIMITED_DEPTH = 1 << 30
 
 
 class GrowthPolicy(NamedTuple):
@@ -44,6 +45,17 @@ class GrowthPolicy(NamedTuple):
     max_leaves: int
     max_depth: int
     order: int  # BEST_FIRST, DEPTH_WISE, or ANY_ORDER when nothing but max_depth limits the tree
+
+    @classmethod
+    def of(cls, parameters: Parameters, n_rows: int) -> GrowthPolicy:
+        """Return the growth policy; without `max_leaf_nodes`, depth and number of rows bound the number of leaves."""
+        depth = parameters.max_depth or _UNLIMITED_DEPTH
+        by_depth = 1 << min(depth, 40)
+        by_rows = max(n_rows // parameters.min_samples_leaf, 1)
+        leaves = min(parameters.max_leaf_nodes or by_depth, by_depth, by_rows)
+        if parameters.max_leaf_nodes is None or parameters.max_leaf_nodes >= min(by_depth, by_rows):
+            return cls(leaves, depth, ANY_ORDER)
+        return cls(leaves, depth, BEST_FIRST if parameters.growth == "best_first" else DEPTH_WISE)
 
 
 class NodeArrays(NamedTuple):

@@ -17,7 +17,9 @@ from dboost.session.memory import Budget
 from dboost.session.row_samples import Draw
 from dboost.training.callbacks import StoppingRule
 from dboost.training.fit import train
-from dboost.training.plan import FitRequest, ValidationPlan, stopping_rule
+from dboost.training.request import FitRequest
+from dboost.training.scores import stopping_rule
+from dboost.training.validation_rows import ValidationPlan
 from tests.helpers.fits import FEATURES, mixed_frame
 
 FRAME = mixed_frame(400)

@@ -22,10 +22,10 @@ from dboost.rows.row_sample import Sample
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.training.plan import growth_policy_of, precision_of
+from dboost.training.plan import precision_of
 from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.tree_task import FeatureConstraints, TreeTask, leaf_values, new_node_arrays, split_params_of
+from dboost.trees.tree_task import FeatureConstraints, GrowthPolicy, TreeTask, leaf_values, new_node_arrays, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
@@ -100,7 +100,7 @@ class Problem:
         self.rest = {"sample": sample, "constraints": constraints, "direction": direction, "least_influence": least}
         max_weight = 1 if times is None else int(times.max())
         self.precision = precision_of(parameters, not with_hessian, max_weight)
-        self.policy = growth_policy_of(parameters, table.n_rows)
+        self.policy = GrowthPolicy.of(parameters, table.n_rows)
         edges = (
             None if c else np.arange(n - 1) + 0.5 for n, c in zip(table.layout.n_bins, table.layout.is_categorical, strict=True)
         )

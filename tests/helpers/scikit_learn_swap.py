@@ -22,7 +22,7 @@ import sklearn.ensemble
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.params import make_parameters
 from dboost.training.callbacks import StoppingRule
-from dboost.training.plan import groups_of
+from dboost.training.feature_constraints import interaction_groups
 
 #: scikit-learn's values of parameters whose defaults differ on purpose (`docs/migration/scikit_learn.md`).
 DEFAULTS = {"l2_regularization": 0.0, "min_hessian": 1e-3}
@@ -94,8 +94,8 @@ class _Views:
 
     def _check_interaction_cst(self, n_features: int) -> list[set[int]] | None:
         features: Any = [SimpleNamespace(name=f"f{i}") for i in range(n_features)]
-        groups = groups_of(make_parameters({"interaction_cst": self.interaction_cst}), features)
-        return None if groups is None else [set(group) for group in groups]
+        constraints = make_parameters({"interaction_cst": self.interaction_cst}).interaction_cst
+        return None if constraints is None else [set(group) for group in interaction_groups(constraints, features)]
 
 
 def _swapped(name: str, base: Any) -> Any:

@@ -26,7 +26,7 @@ from tests.helpers.clusters import threads_cluster
 mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (dboost[mlflow]); it pins other versions of pyarrow")
 
 from dboost.integrations import mlflow as integration  # noqa: E402
-from dboost.training.fit_result import OBSERVERS  # noqa: E402
+from dboost.training.fit import OBSERVERS  # noqa: E402
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(RNG.normal(size=(600, 2)), columns=["a", "b"])

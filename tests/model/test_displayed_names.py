@@ -21,7 +21,7 @@ import dboost
 from dboost import Booster
 from dboost.cli import main
 from dboost.inspection.report.page import ReportContext, page
-from dboost.training.callbacks import Progress
+from dboost.training.progress import Progress
 
 #: Text that markup languages of terminals, plots and pages would interpret.
 NUMBERS = ["speed [km/h]", "a[/b]", "$k$", "\\frac{$", 'id="x <b>&"', ":smile: $\\alpha$"]

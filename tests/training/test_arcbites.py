@@ -26,7 +26,8 @@ from dboost.session.local_sessions import LocalSessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import train
-from dboost.training.plan import FitRequest, held_out_rows_of
+from dboost.training.request import FitRequest
+from dboost.training.validation_rows import held_out_rows_of
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.tune import Tune
 

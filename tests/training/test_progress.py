@@ -19,7 +19,7 @@ import pytest
 import dboost
 from dboost.cli import main
 from dboost.display import counted
-from dboost.training.callbacks import Progress
+from dboost.training.progress import Progress
 from tests.helpers.clusters import threads_cluster
 
 FRAME = pd.DataFrame({"a": np.arange(400.0), "y": np.arange(400.0) % 7 * 10_000})

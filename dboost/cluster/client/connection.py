@@ -53,7 +53,7 @@ from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, ou
 from dboost.kernels.threads import usable_processors
 from dboost.rows.block_file import StorageError
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
-from dboost.training.callbacks import Progress
+from dboost.training.progress import Progress
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.tuning import tuning

@@ -66,10 +66,9 @@ from dboost.session.reference_sample import reference_rows
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import COLD_START
 from dboost.training.binned_data import DatasetDescription, check_thresholds
-from dboost.training.fit import propose_bins
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult, propose_bins
 from dboost.training.leaf_refit import refit_leaves
-from dboost.training.plan import FitRequest
+from dboost.training.request import FitRequest
 from dboost.tuning import tuning
 
 

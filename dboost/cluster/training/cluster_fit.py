@@ -12,10 +12,9 @@ from dboost.cluster.client.worker_choice import WorkerChoice
 from dboost.cluster.partitions.read_tasks import ReadTasks
 from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.model.ensemble import Ensemble
-from dboost.training.fit import train
-from dboost.training.fit_result import FitResult
+from dboost.training.fit import FitResult, train
 from dboost.training.leaf_refit import refit_leaves
-from dboost.training.plan import FitRequest
+from dboost.training.request import FitRequest
 
 
 def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[], ReadTasks]) -> FitResult:
