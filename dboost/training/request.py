@@ -107,8 +107,9 @@ class FitRequest:
         **settings
             Other fields; ``progress`` as in `dboost.fit`, default False.
         """
+        learning = {**learning}  # the folds of a cross-validation have the same one
         if early_stopping is not None:
-            learning = learning | rounds_of_rule(early_stopping, learning)
+            learning |= rounds_of_rule(early_stopping, learning)
         learning_rates = schedule_of(learning)
         parameters, threads = make_parameters(learning), available_threads(n_threads)
         if memory_limit is not None:
