@@ -200,7 +200,7 @@ def fit(
     learning = with_seed(learning)
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
-    rows = input_of(
+    source = input_of(
         data,
         target,
         sample_weight=sample_weight,
@@ -222,7 +222,7 @@ def fit(
     if validation_fraction is not None:
         make_validation_plan = validation_plan_maker(validation_fraction, learning, is_default=holds_out_by_default)
     request = FitRequest.of(
-        rows.shaped(learning),
+        source.shaped(learning),
         n_threads=n_threads,
         eval_set=eval_set,
         callbacks=callbacks,
@@ -232,7 +232,7 @@ def fit(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         eval_metric=eval_metric,
-        roles=rows.roles,
+        roles=source.roles,
         validation_fraction=validation_fraction,
         make_validation_plan=make_validation_plan,
         progress=progress,
@@ -251,9 +251,9 @@ def fit(
     if refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
     if refit:
-        rows = rows.for_two_fits()
-    fitted = rows.fit(request)
-    booster = trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model, rows.data)
+        source = source.for_two_fits()
+    fitted = source.fit(request)
+    booster = trained(refitted(source.fit, request, fitted) if refit else fitted, request.parameters, model, source.data)
     booster.target_name = target if isinstance(target, str) else None
     return booster
 
@@ -402,39 +402,48 @@ def prepare(
         workers=workers,
         progress=progress,
     )
-    named_roles = {role: value for role, value in table.roles.items() if value is not None}
-    later = partial(columns_named, data=data, is_read_later=is_path(data) or is_stream(data))
-    named = {role: later(value) or f"<{type(value).__name__}>" for role, value in named_roles.items()}
-    settings = dict.fromkeys(table.roles) | named
-    settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
-    own_names = names_of_table(target) or ()
-    if len(own_names) > 1:
-        settings["target_names"] = [*own_names]
-    if filter is not None:
-        settings["filter"] = str(filter)
+    settings = _stored_settings(table, target, shaping | {"max_bins": max_bins}, filter)
     with closing(request.progress):
         return _prepared(table, request, settings, path, publish)
+
+
+def _stored_settings(table: TableInput, target: Any, shaping: dict[str, Any], filter: Any) -> dict[str, Any]:
+    """Return what a data set stores of the keywords that it was prepared with. shaping : features and bins."""
+    data = table.data
+    names_of_role = partial(columns_named, data=data, is_read_later=is_path(data) or is_stream(data))
+    settings: dict[str, Any] = {
+        role: None if value is None else names_of_role(value) or f"<{type(value).__name__}>"
+        for role, value in table.roles.items()
+    }
+    settings |= {name: describe(value) for name, value in shaping.items()}
+    target_names = names_of_table(target) or ()
+    if len(target_names) > 1:
+        settings["target_names"] = [*target_names]
+    if filter is not None:
+        settings["filter"] = str(filter)
+    return settings
 
 
 def _prepared(
     table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
-    """Prepare a data set where the table and the path say. settings : see `BinnedRows`."""
+    """Prepare a data set in this process or on a cluster. settings : see `BinnedRows`."""
     client, is_continued = table.client, request.warm_start.model is not None
-    is_here = client is None and (path is not None or is_continued)
-    with nullcontext() if is_here else client_for(table.data, client, table.workers) as cluster:
+    in_this_process = client is None and (path is not None or is_continued)
+    with nullcontext() if in_this_process else client_for(table.data, client, table.workers) as cluster:
         if cluster is not None:
             if is_continued:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
             return _prepared_on(cluster, table, request, settings, path, publish)
     if publish is not None or table.workers is not None:
         raise ParameterError(f"{'publish' if table.workers is None else 'workers'} needs a cluster: give its client")
-    temporary = PrivateDirectory() if path is None else None
-    root = path if temporary is None else str(temporary.path / "prepared")
-    assert root is not None
+    temporary = None
+    if path is None:
+        temporary = PrivateDirectory()
+        path = str(temporary.path / "prepared")
     try:
-        with preparing(root, by_workers=False) as lease:
-            stored = write_dataset(root, lease, partial(read_table, table), request, settings)
+        with preparing(path, by_workers=False) as lease:
+            stored = write_dataset(path, lease, partial(read_table, table), request, settings)
         return Dataset.of(stored, stored, temporary)
     except BaseException:
         if temporary is not None:
@@ -538,11 +547,11 @@ def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> I
     from dboost.data.sources.paths import load_table
     from dboost.data.sources.table_versions import adapter_of, added_since, has_versions, label, learned_version
 
-    source = table
-    table = load_table(source) if isinstance(source, str | os.PathLike) else source
+    shown = table
+    table = load_table(table) if isinstance(table, str | os.PathLike) else table
     if not has_versions(table):
         raise InputTypeError(
-            f"continue_on takes a sequence of tables, a Delta table, or an Iceberg table, and {shown_path(source)} is none: "
+            f"continue_on takes a sequence of tables, a Delta table, or an Iceberg table, and {shown_path(shown)} is none: "
             "give a list"
         )
     if source_name is not None:

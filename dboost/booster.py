@@ -1438,7 +1438,7 @@ class Booster:
         return finish(self.outputs.with_offset(raw, offset))
 
     def _leaves(self, block: np.ndarray, iterations: Range, n_threads: int | None) -> np.ndarray:
-        return self._flat.leaves(block, iterations, n_threads)
+        return self._flat.leaves(block, iterations, n_threads)  # of the booster, whose pickle is smaller than that of `_flat`
 
 
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from numbers import Number
 from time import perf_counter
@@ -96,8 +96,10 @@ class CVResult:
         NaN for rows that no fold holds out and for rows of weight 0, the mean for rows that several folds hold out.
     n_iterations : int
         Number of iterations of each fold, also those after the best one.
-    targets, weights : float64[...], or None
-        Of the rows of positive weight, which `calibrate` uses; None for classes, and for weights of 1.
+    targets : float64[...]
+        Of the rows of positive weight, which `calibrate` uses; empty for classes.
+    weights : float64[n], or None
+        Of these rows; None for weights of 1.
     held_out : list of (int64[...], float64[..., n_outputs])
         For each fold the positions of its held-out rows among those of positive weight, and their raw scores by its model,
         which intervals follow from; empty for classes.
@@ -114,7 +116,7 @@ class CVResult:
     predictions: np.ndarray
     states: list[FoldState]  # for `start_from`
     settings: dict[str, Any]  # the parameters of learning and the metrics, as JSON
-    targets: np.ndarray | None = None
+    targets: np.ndarray = field(default_factory=partial(np.empty, 0))
     weights: np.ndarray | None = None
     held_out: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 
@@ -158,7 +160,6 @@ class CVResult:
                 "the model to calibrate has other features or another loss than those of the folds: fit it on the same rows"
             )
         booster.outputs.check_intervals()
-        assert self.targets is not None
         means = _held_out_means(len(self.targets), fold_model.outputs.interval_means, self.held_out)
         is_held_out = ~np.isnan(means.reshape(len(means), -1)).any(axis=1)
         weights = None if self.weights is None else self.weights[is_held_out]
@@ -206,7 +207,6 @@ class CVResult:
 
     def _cross_scores(self) -> CrossScores:
         self.boosters[0].outputs.check_intervals()
-        assert self.targets is not None
         check_partition([positions for positions, _ in self.held_out], len(self.targets))
         scores_of_folds = []
         for booster, (positions, raw) in zip(self.boosters, self.held_out, strict=True):
@@ -611,7 +611,7 @@ def cross_validate(
         kept_predictions, predictions = predictions, np.full((len(folded.is_kept), *predictions.shape[1:]), np.nan)
         predictions[folded.is_kept] = kept_predictions
     if target.classes is not None:
-        return result(predictions, states, described, None, rows.weights())
+        return result(predictions, states, described, weights=rows.weights())
     numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
     return result(predictions, states, described, numbers, rows.weights(), held_out)
 
@@ -626,16 +626,14 @@ def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stop
 
 def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Target:
     """Return the loss and the classes for the targets of a data set. name : of their column, if they are one."""
-    if isinstance(targets, CategoryColumn):
-        scan = scan_target(targets, None, "object", False)
-    else:
-        scan = scan_target(targets, None, str(targets.dtype), targets.dtype == bool)
-    assert scan is not None
+    dtype, is_bool = ("object", False) if isinstance(targets, CategoryColumn) else (str(targets.dtype), targets.dtype == bool)
+    scan = scan_target(targets, None, dtype, is_bool)
+    scans = [] if scan is None else [scan]  # a data set has rows
     if parameters.loss_name != "auto":
-        return choose_target([scan], parameters, name)
+        return choose_target(scans, parameters, name)
     with warnings.catch_warnings():  # not safe with threads, so only where it is needed
         warnings.simplefilter("ignore")  # every fold warns
-        return choose_target([scan], parameters, name)
+        return choose_target(scans, parameters, name)
 
 
 def _with_values(
@@ -674,26 +672,35 @@ def _with_values(
     if names is None and named:
         raise InputTypeError(f"{keywords} names a column, but the data have no columns: give one value per row")
     names = names or Names(())
-    for name, column in named.items():
-        if names.find(column) is None:
-            raise ParameterError(f"the data have no column {column!r}, which was given as {name}{names.hint(column)}")
+    columns_by_keyword: dict[str, str] = {}
+    for keyword, label in named.items():
+        column = names.find(label)
+        if column is None:
+            raise ParameterError(f"the data have no column {label!r}, which was given as {keyword}{names.hint(label)}")
+        columns_by_keyword[keyword] = column
+    names.check_once(columns_by_keyword.values())
     if names.is_label(weight):
-        weight = None if names.find(weight) is None else _values_of(table, names, weight, row_filter)
+        column = names.find(weight)
+        names.check_once([] if column is None else [column])
+        weight = None if column is None else _values_of(table, column, row_filter)
     # Weights that are no numbers are an error of the fit.
     is_kept = None if weight is None else _are_positive(_computed(weight))
     if is_kept is not None and (is_kept.all() or not is_kept.any()):
         is_kept = None
     values: dict[str, Any] = {}
-    for name, column in named.items():
-        row_values = _values_of(table, names, column, row_filter, plain_times if name == "time" else np.asarray)
+    for keyword, label in named.items():
+        plain = plain_times if keyword == "time" else np.asarray
+        row_values = _values_of(table, columns_by_keyword[keyword], row_filter, plain)
         rows = slice(None) if is_kept is None or len(is_kept) != len(row_values) else is_kept
         if pd.isna(row_values[rows]).any():
-            raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
-        values[name] = np.zeros(len(row_values), np.int64)
-        if name == "time":
-            values[name][rows] = ranks_in_time(row_values[rows], name, column)
+            raise DataError(
+                f"column {label!r}, which was given as {keyword}, has missing values: fill them, or remove the rows"
+            )
+        values[keyword] = np.zeros(len(row_values), np.int64)
+        if keyword == "time":
+            values[keyword][rows] = ranks_in_time(row_values[rows], keyword, label)
         else:
-            values[name][rows] = np.unique(row_values[rows], return_inverse=True)[1]
+            values[keyword][rows] = np.unique(row_values[rows], return_inverse=True)[1]
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if named and options.features is None else options.features
     return data, division._replace(**values, is_kept=is_kept), features
@@ -708,12 +715,9 @@ def _are_positive(weights: Any) -> np.ndarray | None:
 
 
 def _values_of(
-    table: Any, names: Names, column: Any, row_filter: RowFilter | None, plain: Callable[[Any], np.ndarray] = np.asarray
+    table: Any, name: str, row_filter: RowFilter | None, plain: Callable[[Any], np.ndarray] = np.asarray
 ) -> np.ndarray:
     """Return a column of a table as an array. row_filter : of a stream; plain : makes an array of a column in memory."""
-    name = names.find(column)
-    assert name is not None
-    names.check_once([name])
     if is_stream(table):
         batches = stream_of(table, row_filter=row_filter).partitions([name])
         return np.concatenate([np.asarray(_column_of(batch, name)) for batch in batches])
@@ -769,14 +773,10 @@ def _held_out_means(
     n_rows: int, output: Callable[[np.ndarray], np.ndarray], held_out: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> np.ndarray:
     """Return the mean output of each row's raw scores by the models that have not been trained on it; NaN without one."""
-    sums: np.ndarray | None = None
-    times = np.zeros(n_rows, np.int64)
+    shape = output(held_out[0][1][:1]).shape[1:]
+    sums, times = np.zeros((n_rows, *shape)), np.zeros(n_rows, np.int64)
     for positions, raw in held_out:
-        outputs = output(raw)
-        if sums is None:
-            sums = np.zeros((n_rows, *outputs.shape[1:]))
-        sums[positions] += outputs
+        sums[positions] += output(raw)
         times[positions] += 1
-    assert sums is not None
     with np.errstate(invalid="ignore"):
         return sums / (times if sums.ndim == 1 else times[:, None])

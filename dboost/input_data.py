@@ -1,7 +1,7 @@
 """The data that a call names: `dboost.fit`, the estimators, `prepare` and `Booster.refit_leaves` all begin with `input_of`.
 
 It returns a table (`TableInput`), which is read when a fit begins, in this process or on a cluster, or the rows of a
-prepared data set (`PreparedInput`), which are trained on where they are. Callers need not know which.
+prepared data set (`PreparedInput`), which are trained on where they are. Callers use both in the same way.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ class PreparedInput:
     Attributes
     ----------
     data : Dataset
-    given : dict
-        What the user gave of the keywords that belong to `dboost.prepare`.
+    keywords : dict
+        The values that the user gave of the keywords that belong to `dboost.prepare`.
     client, workers
         As the user gave them.
     """
 
     data: Dataset
-    given: dict[str, Any]
+    keywords: dict[str, Any]
     client: Any = None
     workers: Any = None
 
@@ -167,7 +167,7 @@ class PreparedInput:
         ParameterError
             If they are not the same.
         """
-        self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})
+        self._check(self.keywords | {name: value for name, value in learning.items() if name == "max_bins"})
         return learning | {"max_bins": self.data.max_bins}
 
     def for_two_fits(self) -> PreparedInput:
@@ -180,7 +180,7 @@ class PreparedInput:
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         """See `TableInput.refit`."""
-        self._check(self.given)
+        self._check(self.keywords)
         return self._rows().refit(model, **options)
 
     def _rows(self) -> BinnedRows:

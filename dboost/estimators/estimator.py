@@ -390,19 +390,15 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
         start = self._start(settings, continued)
         seeds = self._seeds if start.is_own and hasattr(self, "_seeds") else self._draw_seeds()
-        auto = is_auto(settings["max_iter"])
-        split = seeds.learning if auto else seeds.split  # as in `dboost.fit`
-        policy = EarlyStoppingPolicy(self, split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
-        if auto and not sets and settings["validation_fraction"] is None:
-            raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
+        policy = self._policy(settings, seeds, list(sets))
         learning = self._learning(settings, X) | {"random_state": seeds.learning}
-        rows = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
+        source = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
-            rows.shaped(learning),
+            source.shaped(learning),
             **{name: settings[name] for name in _OF_FIT},
             eval_set=sets or None,
             callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
-            roles=rows.roles,
+            roles=source.roles,
             make_validation_plan=policy.make_validation_plan,
             warm_start=start.warm_start,
             classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
@@ -410,17 +406,14 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         )
         if start.is_complete(request.parameters.max_iter):
             return self
-        stops = auto or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
+        stops = policy.is_auto or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
         check_refit(settings["refit"], request, stops=stops)
-        if settings["refit"] and settings["warm_start"]:
-            raise ParameterError("refit=True does not go together with warm_start: leave one of them out")
-        if settings["warm_start"] and not settings["keep_summary"]:  # a warm start compares the data with those of the model
-            raise ParameterError("keep_summary=False does not go together with warm_start: leave one of them out")
+        _check_warm_start(settings)
         check_lengths(X, y, sample_weight)
         self._set_features(X)
-        fitted = rows.fit(request)
+        fitted = source.fit(request)
         if settings["refit"] and policy.stops:
-            fitted = refitted(rows.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
+            fitted = refitted(source.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
         is_scored = sets or policy.stops or request.parameters.has_out_of_bag
         if settings["eval_metric"] is not None and not is_scored:
             warn("eval_metric has no effect without an eval_set and without early stopping")
@@ -429,6 +422,14 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         if _has_unknown_names(X):
             self._set_features_of(self.booster_)
         return self
+
+    def _policy(self, settings: dict[str, Any], seeds: Seeds, sets: Sequence[str]) -> EarlyStoppingPolicy:
+        """Return the rules of early stopping and validation rows. sets : names of the evaluation sets."""
+        auto = is_auto(settings["max_iter"])
+        if auto and not sets and settings["validation_fraction"] is None:
+            raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
+        split = seeds.learning if auto else seeds.split  # as in `dboost.fit`
+        return EarlyStoppingPolicy(self, split, validation_set=sets[-1] if sets else None, is_auto=auto)
 
     def _learning(self, settings: dict[str, Any], X: Any) -> dict[str, Any]:
         """Return the parameters of learning other than the seed, with those that ``max_iter="auto"`` or a forest decides."""
@@ -678,6 +679,14 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         clone = super(BaseGradientBoosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
+
+
+def _check_warm_start(settings: Mapping[str, Any]) -> None:
+    """Raise a ParameterError for settings that a warm start does not go together with."""
+    if settings["refit"] and settings["warm_start"]:
+        raise ParameterError("refit=True does not go together with warm_start: leave one of them out")
+    if settings["warm_start"] and not settings["keep_summary"]:  # a warm start compares the data with those of the model
+        raise ParameterError("keep_summary=False does not go together with warm_start: leave one of them out")
 
 
 def _check_roles(X: Any, y: Any, **roles: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sklearn.utils import Tags
+from sklearn.utils import ClassifierTags, RegressorTags, Tags
 
 from dboost.errors import DataError, ParameterError
 
@@ -20,17 +20,17 @@ def add_tags_of_numbers(tags: Tags, estimator: Any) -> None:
     tags.target_tags.multi_output = needs_several or is_single
     tags.target_tags.single_output = not needs_several
     tags.target_tags.positive_only = any(loss.targets.excludes_negative for loss in losses)
-    assert tags.regressor_tags is not None
     # R² compares predictions with means, so it is low for the quantiles and expectiles of other levels than one half.
-    tags.regressor_tags.poor_score = any(leaves.level != 0.5 for loss in losses for leaves in loss.leaves)
+    is_low = any(leaves.level != 0.5 for loss in losses for leaves in loss.leaves)
+    tags.regressor_tags = RegressorTags(poor_score=is_low)
 
 
 def add_tags_of_classes(tags: Tags, estimator: Any) -> None:
     """Set the tags of a classifier by its loss."""
-    assert tags.classifier_tags is not None
     losses = _losses(estimator)
-    tags.classifier_tags.multi_class = all(map(_takes_many_classes, losses))
-    tags.classifier_tags.multi_label = all(loss.n_outputs == 1 for loss in losses)
+    tags.classifier_tags = ClassifierTags(
+        multi_class=all(map(_takes_many_classes, losses)), multi_label=all(loss.n_outputs == 1 for loss in losses)
+    )
 
 
 def _losses(estimator: Any) -> list[BaseLoss]:

@@ -96,31 +96,23 @@ def split_rows(
         If folds, groups or times of rows are missing.
     """
     is_kept = np.ones(n_rows, bool) if is_kept is None else is_kept
-    of_groups = None if groups is None else _per_row(groups, is_kept, "groups")
+    row_groups = None if groups is None else _per_row(groups, is_kept, "groups")
     is_number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
-    if isinstance(repeats, bool) or not isinstance(repeats, int | np.integer) or repeats < 1:
-        raise ParameterError(f"repeats={repeats!r} must be a number of at least 1")
-    for name, is_given in (("time", time is not None), ("repeats", repeats > 1)):
-        if is_given and not is_number:
-            raise ParameterError(f"{name} needs a number of folds, not {type(folds).__name__}: leave it out")
+    _check_options(folds, time, repeats, is_number=is_number, has_groups=groups is not None)
     if is_number and time is not None:
-        if groups is not None:
-            raise ParameterError("groups do not go together with time: leave one of them out")
-        if repeats > 1:
-            raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
         divided = _ordered(int(folds), ranks_in_time(_per_row(plain_times(_computed(time)), is_kept, "time"), "time"))
     elif is_number:
         divided = []
         for repeat in range(repeats):
-            own_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
-            if of_groups is not None:
-                numbers = _grouped(int(folds), of_groups, own_seed, is_first=repeat == 0)
+            repeat_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
+            if row_groups is not None:
+                numbers = _grouped(int(folds), row_groups, repeat_seed, is_first=repeat == 0)
             else:
-                numbers = _numbered(int(folds), n_rows, targets, is_classification, own_seed)
+                numbers = _numbered(int(folds), n_rows, targets, is_classification, repeat_seed)
             divided += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split") and not isinstance(folds, type):
         y = _plain(targets())
-        divided = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
+        divided = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, row_groups)]
     elif _is_column(folds):
         if groups is not None:
             raise ParameterError("groups do not go together with the fold of each row: leave one of them out")
@@ -136,13 +128,31 @@ def split_rows(
         raise InputTypeError(
             f"folds={folds!r:.60} must be a number, pairs (train, test), the fold of each row, or a splitter of scikit-learn"
         )
-    if not divided:
+    _check_not_empty(divided)
+    return sharing_codes(divided)
+
+
+def _check_options(folds: Any, time: Any, repeats: Any, *, is_number: bool, has_groups: bool) -> None:
+    """Raise a ParameterError for options that do not go together. is_number : whether `folds` is a number."""
+    if isinstance(repeats, bool) or not isinstance(repeats, int | np.integer) or repeats < 1:
+        raise ParameterError(f"repeats={repeats!r} must be a number of at least 1")
+    for name, is_given in (("time", time is not None), ("repeats", repeats > 1)):
+        if is_given and not is_number:
+            raise ParameterError(f"{name} needs a number of folds, not {type(folds).__name__}: leave it out")
+    if time is not None and has_groups:
+        raise ParameterError("groups do not go together with time: leave one of them out")
+    if time is not None and repeats > 1:
+        raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
+
+
+def _check_not_empty(folds: Sequence[FoldRows]) -> None:
+    """Raise a ParameterError if there is no fold, or one that trains on no row or holds none out."""
+    if not folds:
         raise ParameterError("folds: there is no fold")
-    for number, fold in enumerate(divided):
+    for number, fold in enumerate(folds):
         for use, purpose in ((TRAIN, "train on"), (TEST, "hold out")):
             if not (fold.uses == use).any():
                 raise ParameterError(f"folds: fold {number} has no row to {purpose}")
-    return sharing_codes(divided)
 
 
 def _numbered(
@@ -229,9 +239,9 @@ def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:
     """Return folds that hold out one part of the time after the other, and train on all parts before."""
     if n_folds < 1:
         raise ParameterError(f"folds={n_folds} must be at least 1 with time")
-    _, of_row, counts = np.unique(time, return_inverse=True, return_counts=True)
+    _, row_times, counts = np.unique(time, return_inverse=True, return_counts=True)
     first = np.cumsum(counts) - counts  # position of the first row of each time
-    part = (first * (n_folds + 1) // len(time))[of_row]
+    part = (first * (n_folds + 1) // len(time))[row_times]
     is_held = [part == number for number in range(1, n_folds + 1)]
     if not (part == 0).any() or not all(rows.any() for rows in is_held):
         values = f"the {len(counts)} distinct values of time"
@@ -246,7 +256,7 @@ def _grouped(n_folds: int, groups: np.ndarray, seed: int, *, is_first: bool) -> 
     of at least a quarter, and so on, each time in another order: so the folds differ also if all groups differ in size.
     """
     _check_number(n_folds, len(groups))
-    _, of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    _, group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < n_folds:
         raise ParameterError(f"folds={n_folds} is more than the {len(sizes)} groups")
     n_rows = np.zeros(n_folds, np.int64)
@@ -255,7 +265,7 @@ def _grouped(n_folds: int, groups: np.ndarray, seed: int, *, is_first: bool) -> 
     for group in np.lexsort((hash_rows(seed, np.arange(len(sizes))), order)).tolist():
         fold_of_group[group] = fold = int(np.argmin(n_rows))
         n_rows[fold] += sizes[group]
-    return fold_of_group[of_row]
+    return fold_of_group[group_of_row]
 
 
 def _check_number(n_folds: int, n_rows: int) -> None:
@@ -371,7 +381,7 @@ class FoldScores:
         self._finished: list[Mapping[str, Any]] = []  # the last records of folds that do not wait
         self._n_folds, self._lock = n_folds, threading.Lock()
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
-        self._progress = progress
+        self.progress = progress
         progress.begin(*((n_iterations, "iteration") if self.is_together else (n_folds, "fold")))
         self._scored = threading.Barrier(n_folds, self._combine)
         self._decided = threading.Barrier(n_folds, self._decide)
@@ -438,15 +448,18 @@ class FoldScores:
     def _show(self, means: dict[str, Any], now: float) -> float:
         """Display means; return the seconds since the last ones."""
         seconds, self._last = now - self._last, now
-        self._progress.show(means, _scores_in(means), seconds)
+        self.progress.show(means, _scores_in(means), seconds)
         return seconds
 
     def warn_at_end(self, results: Sequence[FitResult]) -> None:
-        """Warn of undefined means if the folds did not wait for each other."""
+        """Warn of undefined means if the folds did not wait for each other, and of folds whose trees have no split."""
         if not self.is_together:
             for records in zip(*(result.history for result in results), strict=True):
                 self._records, self._means = list(records), _means_of(records)
                 self._warn_of_undefined()
+        reasons = {str(number): result.no_split for number, result in enumerate(results) if result.no_split is not None}
+        if reasons:
+            warn(f"folds {', '.join(reasons)}: {next(iter(reasons.values()))}")
 
     def _warn_of_undefined(self) -> None:
         """Warn of the scores whose mean is not defined, once for each."""
@@ -462,10 +475,10 @@ class FoldScores:
 
     def _decide(self) -> None:
         """Call the callbacks; runs in the thread of one fold while the others wait."""
-        told = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate)
+        iteration = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate)
         for callback in self._callbacks:
-            self._stops = bool(callback(told)) or self._stops
-        self._rate = told.learning_rate
+            self._stops = bool(callback(iteration)) or self._stops
+        self._rate = iteration.learning_rate
 
     def check(self) -> None:
         """Raise an error if the folds were aborted."""
@@ -477,9 +490,6 @@ class FoldScores:
         self._is_aborted = True
         self._scored.abort()
         self._decided.abort()
-
-    def close(self) -> None:
-        self._progress.close()
 
 
 def _scores_in(record: Mapping[str, Any]) -> list[str]:
@@ -534,7 +544,7 @@ def fit_folds(
     request_of : callable
         Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``warm_start``.
     scores : FoldScores
-        Receives the scores; closed at the end.
+        Receives the scores; its progress display is closed at the end.
     n_threads : int
         Threads of this process for all folds together.
     earlier : sequence of FoldState
@@ -547,7 +557,6 @@ def fit_folds(
     DBoostError
         If the system does not start a thread for each of them.
     """
-
     at_once = scores.at_once
     turns = threading.BoundedSemaphore(n_threads)  # rows take more memory until they are encoded
 
@@ -566,8 +575,8 @@ def fit_folds(
                 past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
             threads = max(n_threads // at_once, 1)
             fold = Fold(folds[number], partial(scores.mean, number), past, max(n_threads // threads, 1), loading())
-            how = {"callbacks": (partial(scores.ends, number),), "warm_start": warm_start}
-            result = fit(request_of(fold=fold, n_threads=threads, **how))
+            callbacks = (partial(scores.ends, number),)
+            result = fit(request_of(fold=fold, n_threads=threads, callbacks=callbacks, warm_start=warm_start))
             scores.finish(result)
             return result
         except BaseException:
@@ -588,18 +597,18 @@ def fit_folds(
             scores.abort()
             raise _too_many(len(folds)) from error
         finally:
-            scores.close()
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
-    own_errors = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if errors:
-        first = (own_errors or errors)[0]
-        raise (_too_many(at_once) if _NO_THREAD in str(first) else first) from first.__cause__
+            scores.progress.close()
+    _raise_first([error for error in (future.exception() for future in futures) if error is not None], at_once)
     results = [future.result() for future in futures]
     scores.warn_at_end(results)
-    without = [number for number, result in enumerate(results) if result.no_split is not None]
-    if without:
-        warn(f"folds {', '.join(map(str, without))}: {results[without[0]].no_split}")
     return results
+
+
+def _raise_first(errors: Sequence[BaseException], at_once: int) -> None:
+    """Raise the first error of a fold, unless there is none; those of folds that were aborted are its consequence."""
+    causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    for error in causes or errors:
+        raise (_too_many(at_once) if _NO_THREAD in str(error) else error) from error.__cause__
 
 
 def _too_many(n_folds: int) -> DBoostError:
