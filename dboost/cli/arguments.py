@@ -20,7 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.files.path_text import path_text
 from dboost.params import Parameters
 from dboost.params.peer_names import ALIASES, explanation, with_our_names
@@ -87,15 +87,15 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
     _rows(command)
     command.add_argument(
-        "--eval", metavar="DATA", type=path_text, help="evaluation set: its metrics are computed after each iteration"
+        "--eval", metavar="DATA", type=_path, help="evaluation set: its metrics are computed after each iteration"
     )
     _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
     where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
-    command.add_argument("--output", metavar="FILE", type=path_text, help=where)
+    command.add_argument("--output", metavar="FILE", type=_path, help=where)
     command.add_argument("--overwrite", action="store_true", help=f"replace {DEFAULT_MODEL} without --output too")
-    command.add_argument("--history", metavar="FILE.csv", type=path_text, help="also write score and seconds of each iteration")
+    command.add_argument("--history", metavar="FILE.csv", type=_path, help="also write score and seconds of each iteration")
     command.add_argument(
-        "--start-from", "--init-model", metavar="MODEL", type=path_text, help="continue boosting this model on the data"
+        "--start-from", "--init-model", metavar="MODEL", type=_path, help="continue boosting this model on the data"
     )
     command.add_argument(
         "--only-new",
@@ -104,14 +104,12 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "of a Delta or Iceberg table: on the rows that were added since the last run",
     )
     moved = "with --only-new: the files that the model has seen in OLD are in DATA now"
-    command.add_argument("--moved-from", metavar="OLD", type=path_text, help=moved)
+    command.add_argument("--moved-from", metavar="OLD", type=_path, help=moved)
     discard = "with --only-new: give up an unfinished batch and its checkpoint, and begin with the files that are there"
     command.add_argument("--discard-batch", action="store_true", help=discard)
     retrain = "with --only-new: train a new model on all rows of the table if rows were deleted or changed; otherwise an error"
     command.add_argument("--retrain-if-changed", action="store_true", help=retrain)
-    command.add_argument(
-        "--checkpoint", metavar="DIR", type=path_text, help="save progress here; the same command resumes from it"
-    )
+    command.add_argument("--checkpoint", metavar="DIR", type=_path, help="save progress here; the same command resumes from it")
     command.add_argument("--memory-limit", metavar="SIZE", help="memory for the fit, in this process or each worker: 2GiB")
     bites = "boost on random subsets of the rows, one by one; for example --set arcbites={n_bites=20,trees_per_visit=1}"
     command.add_argument("--arcbites", action="store_true", help=bites)
@@ -122,12 +120,12 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "predict", "Predict rows and write the predictions to a Parquet or CSV file.")
-    command.add_argument("model", metavar="MODEL", type=path_text, help="file or URL of a saved model")
-    command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
+    command.add_argument("model", metavar="MODEL", type=_path, help="file or URL of a saved model")
+    command.add_argument("data", metavar="DATA", type=_path, help=DATA)
     command.add_argument(
         "--output",
         metavar="FILE",
-        type=path_text,
+        type=_path,
         required=True,
         help=".parquet or .csv, with a / at the end a folder of one Parquet file per partition, - for CSV on standard output; "
         "rows keep their order",
@@ -152,15 +150,13 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "inspect", "Show what a saved model is made of.")
-    command.add_argument("model", metavar="MODEL", type=path_text, help="file or URL of a saved model")
+    command.add_argument("model", metavar="MODEL", type=_path, help="file or URL of a saved model")
     command.add_argument("--importance", action="store_true", help="how much each feature matters")
     command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
-    command.add_argument(
-        "--drift", metavar="DATA", type=path_text, help="whether these rows look like those it has learned from"
-    )
+    command.add_argument("--drift", metavar="DATA", type=_path, help="whether these rows look like those it has learned from")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of tables, without shortening")
-    command.add_argument("--html", metavar="FILE", type=path_text, help="write a report: one page that needs nothing else")
-    command.add_argument("--data", metavar="DATA", type=path_text, help="rows to look at for --dependence and --html")
+    command.add_argument("--html", metavar="FILE", type=_path, help="write a report: one page that needs nothing else")
+    command.add_argument("--data", metavar="DATA", type=_path, help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", type=target_text, help="the target of --data (for --html) or of --drift")
     command.add_argument("--weight", metavar="COL", help="what the rows of --data count for, in --dependence and --html")
     does = "the column of --data where raw scores start, in --dependence and --html"
@@ -175,7 +171,7 @@ def target_text(option: str) -> str | list[str]:
 
 def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
-    command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
+    command.add_argument("data", metavar="DATA", type=_path, help=DATA)
     command.add_argument(
         "--target", metavar="COL", type=target_text, required=True, help="the column to predict, or several: a,b"
     )
@@ -186,7 +182,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument(
         "--output",
         metavar="FOLDER",
-        type=path_text,
+        type=_path,
         required=True,
         help="where the data go; prepared data that are there are replaced",
     )
@@ -201,9 +197,9 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     _rows(command)
     _folds(command)
     _keywords(command, "dboost.cv", "--set eval_metric=[auc,log_loss] --set early_stopping_rounds=20")
-    command.add_argument("--output", metavar="FILE", type=path_text, help="write all scores: .csv, .parquet or .json")
+    command.add_argument("--output", metavar="FILE", type=_path, help="write all scores: .csv, .parquet or .json")
     command.add_argument(
-        "--predictions", metavar="FILE", type=path_text, help="write the predictions of held-out rows: .csv or .parquet"
+        "--predictions", metavar="FILE", type=_path, help="write the predictions of held-out rows: .csv or .parquet"
     )
     command.add_argument("--memory-limit", metavar="SIZE", help="memory for all folds, in this process or each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
@@ -214,7 +210,7 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "demo", "Train on real rows and show what comes out.")
     command.add_argument(
-        "--output", metavar="DIR", type=path_text, default="demo-output", help="where the results go [%(default)s]"
+        "--output", metavar="DIR", type=_path, default="demo-output", help="where the results go [%(default)s]"
     )
     return command
 
@@ -226,7 +222,7 @@ def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
-    command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
+    command.add_argument("data", metavar="DATA", type=_path, help=f"{DATA}; or a folder of dboost prepare")
     does = "the column to predict, or several: a,b; a folder of dboost prepare has one"
     command.add_argument("--target", metavar="COL", type=target_text, help=does)
     _filter(command)
@@ -291,7 +287,7 @@ def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> 
     does = f"a keyword of {function}, for example {example}; may be repeated, the last wins"
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=does)
     command.add_argument(
-        "--params", metavar="FILE.toml", type=path_text, help=f"keywords of {function} from a file; --set overrides them"
+        "--params", metavar="FILE.toml", type=_path, help=f"keywords of {function} from a file; --set overrides them"
     )
 
 
@@ -299,6 +295,13 @@ def _cluster(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGro
     group = command.add_mutually_exclusive_group()
     group.add_argument("--scheduler", metavar="ADDRESS", help="use the workers of this Dask scheduler")
     return group
+
+
+def _path(text: str) -> str:
+    try:
+        return path_text(text)
+    except InputTypeError as error:  # a TypeError, for which argparse would show the name of the function
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

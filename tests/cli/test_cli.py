@@ -647,6 +647,13 @@ def test_an_option_with_one_value_is_given_once(
     assert f"dboost: {option} takes one value, but is given more than once (see dboost" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train ''", "train a.csv --output ''", "predict '' a.csv", "cv a.csv --params ''"])
+def test_an_empty_path_is_called_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(shlex.split(command))
+    assert stopped.value.code == 2 and "a path or URL is empty (see dboost" in capsys.readouterr().err
+
+
 def test_predicting_needs_the_columns_of_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(*TRAIN, "--quiet", "--set", "max_iter=2") == 0
     pd.DataFrame({"a": [1.0], "b": [2.0], "shop": ["west"]}).to_csv("narrow.csv", index=False)
