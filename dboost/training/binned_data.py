@@ -51,23 +51,23 @@ def refuse_other_proposals(parameters: Parameters) -> None:
         )
 
 
-def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:
+def check_thresholds(model: Ensemble, binning: Binning, caller: str = "start_from") -> None:
     """Raise a ParameterError if a threshold of a model is no edge of a bin, or a feature differs.
 
     Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves. Data that continue a
     model may have more categories, behind those of the model.
 
-    what : needs this, for the message.
+    caller : the function or keyword that needs this, for the message.
     """
     for number, (before, now) in enumerate(zip(model.features, binning.features, strict=False)):
         known, present = before.categories, now.categories
-        if known is not None and present is not None and what == "start_from":
+        if known is not None and present is not None and caller == "start_from":
             present = present[: len(known)]
         if (before.name, known) != (now.name, present):
             names = f"{before.name!r} in the model and {now.name!r} in the data"
-            raise ParameterError(f"{what}: feature {number} is not the same: {names}")
+            raise ParameterError(f"{caller}: feature {number} is not the same: {names}")
     if len(model.features) != len(binning.features):
-        raise ParameterError(f"{what}: the model has {len(model.features)} features, the data {len(binning.features)}")
+        raise ParameterError(f"{caller}: the model has {len(model.features)} features, the data {len(binning.features)}")
     used: dict[int, list[float]] = {}
     for tree in model.trees:
         is_split = (tree.feature >= 0) & ~np.isinf(tree.threshold)  # infinity separates missing values from all others
@@ -77,9 +77,9 @@ def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from"
         edges = binning.edges[feature]
         if edges is not None and not np.isin(thresholds, edges).all():
             instead = "give the table itself"
-            if what == "start_from":
+            if caller == "start_from":
                 instead = "fit on the table itself, or give prepare(…, start_from=…, continue_bins='kept')"
             raise ParameterError(
-                f"{what}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so bins "
-                f"do not tell the model's scores: {instead}"
+                f"{caller}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so "
+                f"bins do not tell the model's scores: {instead}"
             )

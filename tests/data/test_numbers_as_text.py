@@ -89,7 +89,7 @@ def evaluated(code: str, frame: Any) -> np.ndarray:
 def test_the_code_of_the_message_converts_every_value(name: str) -> None:
     levels = levels_of(name)
     found = find(tuple(levels))
-    assert found is not None and found.n_alike == found.n_levels == len(levels) and "but not" not in found.what
+    assert found is not None and found.n_alike == found.n_levels == len(levels) and "but not" not in found.description
     expected = np.array(list(levels.values()))
     code = found.convert("frame['x']")
     for dtype in DTYPES:
@@ -107,7 +107,9 @@ def test_other_values_become_missing(name: str) -> None:
     levels = levels_of(name) | {"?": np.nan, "n/a": np.nan, "call us": np.nan, "-": np.nan}
     found = find(tuple(levels))
     assert (
-        found is not None and found.n_alike == found.n_levels - 4 and "but not '?', 'n/a', 'call us' and others" in found.what
+        found is not None
+        and found.n_alike == found.n_levels - 4
+        and "but not '?', 'n/a', 'call us' and others" in found.description
     )
     got = evaluated(found.convert("frame['x']"), pd.DataFrame({"x": list(levels)}))
     np.testing.assert_allclose(got, list(levels.values()), rtol=1e-6)
@@ -139,7 +141,7 @@ def test_the_code_for_dates_gives_seconds(form: str, says: str) -> None:
     expected = (pd.to_datetime(list(levels), format=form, utc=True) - start).total_seconds()
     for others in ((), ("unknown",)):
         found = find((*levels, *others))
-        assert found is not None and says in found.what and ("but not 'unknown'" in found.what) == bool(others)
+        assert found is not None and says in found.description and ("but not 'unknown'" in found.description) == bool(others)
         for dtype in DTYPES:
             frame = pd.DataFrame({"x": pd.Series([*levels, *others], dtype=dtype)})
             np.testing.assert_allclose(evaluated(found.convert("frame['x']"), frame), [*expected, *(np.nan for _ in others)])
@@ -147,7 +149,7 @@ def test_the_code_for_dates_gives_seconds(form: str, says: str) -> None:
 
 def test_dates_in_which_day_and_month_cannot_be_told_apart() -> None:
     found = find(tuple(f"{a:02d}/{b:02d}/2024" for a in range(1, 13) for b in range(1, 13)))
-    assert found is not None and "format '%d/%m/%Y', day first (or '%m/%d/%Y': no value decides), such as" in found.what
+    assert found is not None and "format '%d/%m/%Y', day first (or '%m/%d/%Y': no value decides), such as" in found.description
 
 
 #: Text that is no number, or of which that cannot be told.

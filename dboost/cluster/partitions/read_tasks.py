@@ -36,7 +36,7 @@ from dboost.data.kinds.partition import check_columns
 from dboost.data.kinds.table_kinds import is_dask, library
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.sources import Parts, ReadCount
-from dboost.data.sources.stored_stream import StoredStream
+from dboost.data.sources.stored_stream import StoredStream, stored
 from dboost.data.tables.dask_collections import in_place, roles_in
 from dboost.data.tables.reading import GivenTable, Reading, plan_reading
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
@@ -121,11 +121,10 @@ def _tasks_of_collection(data: Any, reading: Reading) -> PartitionTasks:
 
 def _tasks_of_stream(reading: Reading, n_partitions: int) -> PartitionTasks:
     """Read a stream, and return the tasks that contain its rows; they are in files unless there are few."""
-    stored = StoredStream(replace(reading.rows, most_bytes=tuning().stored_partition_bytes), reading.plan.needed)
-    table = stored.table
-    if table is not None:
-        return _tasks_of_frame(table, as_frame(table), reading, n_partitions)
-    return PartitionTasks({}, [None] * len(stored), (), sum(stored.lengths), _values_of(reading.separate), stored=stored)
+    rows = stored(replace(reading.rows, most_bytes=tuning().stored_partition_bytes), reading.plan.needed)
+    if not isinstance(rows, StoredStream):
+        return _tasks_of_frame(rows, as_frame(rows), reading, n_partitions)
+    return PartitionTasks({}, [None] * len(rows), (), sum(rows.lengths), _values_of(reading.separate), stored=rows)
 
 
 def _tasks_of_frame(data: Any, frame: Frame, reading: Reading, n_partitions: int) -> PartitionTasks:

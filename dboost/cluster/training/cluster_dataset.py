@@ -273,7 +273,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
             token = uuid.uuid4().hex
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_partitions)]
             shared = f"dboost-bins-{token}"
-            most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
+            most_rows = None if request.budget is None else slice_rows(request.budget.chunk, len(features))
             common = plan, binning, n_rows, parameters.random_state, raw.filled, has, n_targets, most_rows
             graph: dict[Any, Any] = {} if raw.parts is not None else raw.graph
             graph = graph | {shared: (_identity, pack(common))}

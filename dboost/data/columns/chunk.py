@@ -318,9 +318,9 @@ class DecodedColumns(Sequence[Column]):
         return np.concatenate((edges, (last, np.nan)))[codes]
 
 
-def slice_rows(most_bytes: int | None, n_features: int) -> int | None:
-    """Return the rows of a slice of at most so many bytes; a column takes at most 8 bytes a row. None: there is no limit."""
-    return None if most_bytes is None else max(most_bytes // (8 * max(n_features, 1)), 1)
+def slice_rows(most_bytes: int, n_features: int) -> int:
+    """Return the rows of a slice of at most so many bytes; a column takes at most 8 bytes a row."""
+    return max(most_bytes // (8 * max(n_features, 1)), 1)
 
 
 def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:

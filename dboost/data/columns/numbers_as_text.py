@@ -81,7 +81,7 @@ class Resemblance:
     """What most of the different values of a column look like."""
 
     #: How a sentence continues after "… categories": what they look like, an example, and the first values that do not.
-    what: str
+    description: str
     #: Number of values of which that is true, and of all.
     n_alike: int
     n_levels: int
@@ -120,7 +120,7 @@ def warn_of_numbers_as_text(features: Sequence[Feature], named: bool = True) -> 
             column = f"frame[{feature.name!r}]" if named else f"pandas.Series(array[:, {j}])"
             warn(
                 f"column {feature.name!r} holds text and is categorical: {form.n_alike:,} of its {form.n_levels:,} "
-                f"categories {form.what}; convert it if it is meant to be numeric, in pandas by {form.convert(column)}"
+                f"categories {form.description}; convert it if it is meant to be numeric, in pandas by {form.convert(column)}"
             )
 
 
@@ -133,7 +133,7 @@ def hint(name: str, levels: Sequence[Level], *, is_column: bool = True) -> str:
     if form is None:
         return ""
     column = f"frame[{name!r}]" if is_column else f"pandas.Series({name})"
-    return f"; its values {form.what}: convert it, in pandas by {form.convert(column)}"
+    return f"; its values {form.description}: convert it, in pandas by {form.convert(column)}"
 
 
 def _but_not(others: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,13 @@ from dboost.data.columns.binning import Binning
 from dboost.data.columns.conversion import ColumnSpec, column_spec
 from dboost.data.columns.labels import Names, array_names, items_of_labels, listed, may_name_columns, text_of
 from dboost.data.columns.roles import ROLES
-from dboost.data.columns.row_numbers import INDEX_NAMES, without_index
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, ParameterError, warn
 from dboost.schema import Feature
+
+#: What columns that number the rows are called: by pandas for CSV, by Arrow, by polars.
+INDEX_NAMES = frozenset(("Unnamed: 0", "__index_level_0__", ""))
+#: Number of rows by which these are recognized, whatever their partitions.
+_MOST_NUMBERED = 1000
 
 
 @dataclass(frozen=True)
@@ -378,3 +383,37 @@ def chosen_features(features: Any, names: Names | None, targets: Sequence[str] =
         if target in chosen:
             raise ParameterError(f"features holds the target, {target!r}")
     return chosen
+
+
+def without_index(names: tuple[str, ...], column: Callable[[str], Iterable[Any]]) -> tuple[str, ...]:
+    """Return the names of columns without the index of a frame that was written to a file; warn if there is one.
+
+    column : returns the parts of a column, in order, which are read as far as needed.
+    """
+    indices = [name for name in names if name in INDEX_NAMES and _numbers_rows(_first_values(column(name)))]
+    if not indices:
+        return names
+    warn(
+        f"column {indices[0]!r} numbers the rows and is taken for the index of a frame that was written to a file, and is no "
+        "feature: drop it, or name it in features=[…] if it is one"
+    )
+    return tuple(name for name in names if name not in indices)
+
+
+def _first_values(parts: Iterable[Any]) -> list[Any]:
+    values: list[Any] = []
+    for part in parts:
+        values += np.asarray(part[: _MOST_NUMBERED - len(values)]).tolist()
+        if len(values) >= _MOST_NUMBERED:
+            break
+    return values
+
+
+def _numbers_rows(values: list[Any]) -> bool:
+    """Return whether values are different integers, or count from the same number in each file, or are different names."""
+    if all(isinstance(value, str) for value in values):
+        return len(set(values)) == len(values)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return False
+    follows = (later == value + 1 or later == values[0] for value, later in pairwise(values))
+    return len(set(values)) == len(values) or (len(values) > 1 and values[1] == values[0] + 1 and all(follows))

@@ -100,6 +100,6 @@ def _refusal(texts: list[str], name: str, column: str | None) -> str:
             f"numbers or dates, or in pandas by {order}"
         )
     return (
-        f"{_described(name, column)} holds text, which is not ordered as the time: its values {likeness.what}; convert it, in "
-        f"pandas by {likeness.convert(values)}"
+        f"{_described(name, column)} holds text, which is not ordered as the time: its values {likeness.description}; convert "
+        f"it, in pandas by {likeness.convert(values)}"
     )

@@ -156,33 +156,25 @@ def open_parquet(
     footers = read_footers(files, columns, exact=most_bytes is not None, filters=[row_filter] if row_filter else [])
     pairs = list(zip(files, footers, strict=True))
     filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
-    first, columns_of = filled[0], {file.url: footer.columns for file, footer in filled}
-    repeated = {name for file_constants in columns_of.values() for name in file_constants if file_constants.count(name) > 1}
-    for file, footer in filled:
-        wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
-        if wrong:
-            raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
-    in_folders = folder_columns(root, files)
-    constants = _typed(in_folders, like)
-    for (_, footer), folder_values, file_constants in zip(pairs, in_folders, constants, strict=True):
-        for name in file_constants.keys() - folder_values.keys() & set(footer.columns):  # this file has the column itself
-            del file_constants[name]
-    for part in filled[1:]:
-        _check_same_columns(first, part, set(constants[0]), columns)
+    repeated = _repeated(filled, columns)
+    constants = _constants(root, pairs, like)
+    for pair in filled[1:]:
+        _check_same_columns(filled[0], pair, set(constants[0]), columns)
     whole = [
         ParquetPart(file, footer.digest, file_constants)
         for (file, footer), file_constants in zip(pairs, constants, strict=True)
     ]
-    all_names = dict.fromkeys([*first[1].columns, *(name for file_constants in constants for name in file_constants)])
+    _, footer = filled[0]
+    all_names = dict.fromkeys([*footer.columns, *(name for file_constants in constants for name in file_constants)])
     names = [name for name in all_names if name not in repeated]
-    first_values = constants[pairs.index(first)]
+    first_constants = constants[pairs.index(filled[0])]
     # Arrow cannot select rows of a string_view.
-    fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in first[1].schema]
-    empty = pa.schema(fields, first[1].schema.metadata).empty_table()
-    meta = _frame(empty, first_values, names, first[1].index)
+    fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in footer.schema]
+    empty = pa.schema(fields, footer.schema.metadata).empty_table()
+    meta = _frame(empty, first_constants, names, footer.index)
     fields = [
-        *(field for field in fields if field.name not in first_values),
-        *(pa.field(name, first_values[name].type) for name in first_values),
+        *(field for field in fields if field.name not in first_constants),
+        *(pa.field(name, first_constants[name].type) for name in first_constants),
     ]
     possible = _possible(whole, footers, pa.schema(fields), [row_filter] if row_filter else [])
     parts = [
@@ -192,6 +184,28 @@ def open_parquet(
     ]
     in_order = None if most_bytes is None else partial(read_in_order, names=names, most_bytes=most_bytes)
     return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
+
+
+def _repeated(pairs: Sequence[tuple[DataFile, Footer]], columns: Collection[str] | None) -> set[str]:
+    """Return the names that several columns of a file have; raise a DataError if one of them is used."""
+    repeated = {name for _, footer in pairs for name in footer.columns if footer.columns.count(name) > 1}
+    for file, footer in pairs:
+        wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
+        if wrong:
+            raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
+    return repeated
+
+
+def _constants(
+    root: str, pairs: Sequence[tuple[DataFile, Footer]], like: Sequence[Feature] | None
+) -> list[dict[str, pa.Array]]:
+    """Return, for each file, the columns that the names of its folders contain, unless the file has the column itself."""
+    in_folders = folder_columns(root, [file for file, _ in pairs])
+    constants = _typed(in_folders, like)
+    for (_, footer), folder_values, file_constants in zip(pairs, in_folders, constants, strict=True):
+        for name in file_constants.keys() - folder_values.keys() & set(footer.columns):
+            del file_constants[name]
+    return constants
 
 
 def _typed(texts: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:

@@ -129,14 +129,14 @@ class ReadCount:
     def __init__(
         self,
         show: Callable[[int, int, str], None] | None,
-        n_parts: int,
+        n_partitions: int,
         sizes: Mapping[int, int] | None = None,
         n_before: int = 0,
     ) -> None:
         total = 0 if sizes is None else sum(sizes.values())
         self._show, self._lock = show, threading.Lock()
         self._sizes = sizes if total >= _MIB else None
-        self._done, self._total, self._scale, self._unit = n_before, n_parts, 1, "partition"
+        self._done, self._total, self._scale, self._unit = n_before, n_partitions, 1, "partition"
         if self._sizes is not None:
             self._done, self._total, self._scale, self._unit = 0, total, _MIB, "MiB"
 
@@ -209,7 +209,6 @@ class Stream:
     def _partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         n_bytes = tuning().partition_bytes if self.most_bytes is None else self.most_bytes
         n_rows = slice_rows(n_bytes, len(columns))
-        assert n_rows is not None
         waiting: list[Any] = []
         for batch in self.read(columns, n_rows):
             if not is_a(batch, "pyarrow", "RecordBatch"):
@@ -282,10 +281,10 @@ def _emptied(waiting: deque[Any]) -> Iterator[Any]:
 
 
 def _divided(batch: Any, n_bytes: int) -> Iterator[Any]:
-    """Yield a batch of Arrow in parts of about a size; none if it has no rows."""
-    n_parts = min(max(batch.nbytes // n_bytes, 1), batch.num_rows)
-    for k in range(n_parts):
-        first, last = batch.num_rows * k // n_parts, batch.num_rows * (k + 1) // n_parts
+    """Yield a batch of Arrow in pieces of about a size; none if it has no rows."""
+    n_pieces = min(max(batch.nbytes // n_bytes, 1), batch.num_rows)
+    for k in range(n_pieces):
+        first, last = batch.num_rows * k // n_pieces, batch.num_rows * (k + 1) // n_pieces
         yield batch.slice(first, last - first)
 
 

@@ -24,71 +24,35 @@ from dboost.tuning import tuning
 
 
 class StoredStream:
-    """The partitions of a stream, read once, in order. It is a stream itself, which can be read repeatedly.
+    """The partitions of a stream in files, in order. It is a stream itself, which can be read repeatedly."""
 
-    Parameters
-    ----------
-    source : Stream
-    columns : sequence of str
-        Those that are stored.
-
-    Raises
-    ------
-    DataError
-        If the stream has no rows; if there is no space for it.
-    """
-
-    def __init__(self, source: Stream, columns: Sequence[str]) -> None:
-        self._waiting: list[Any] = []
-        self._folder: PrivateDirectory | None = None
+    def __init__(self) -> None:
+        self._folder = PrivateDirectory()
         #: Rows and bytes of each partition.
         self.lengths: list[int] = []
         self.sizes: list[int] = []
-        try:
-            self._read(source, columns)
-        except BaseException:
-            if self._folder is not None:  # its traceback would keep the files
-                self._folder.close()
-            raise
-        if not sum(self.lengths):
-            raise DataError(f"the data have no rows{source.none_found}")
 
-    def _read(self, source: Stream, columns: Sequence[str]) -> None:
-        for partition in source.partitions(columns):
-            table = nw.from_native(partition).to_arrow()
-            self.lengths.append(table.num_rows)
-            self.sizes.append(table.nbytes)
-            self._waiting.append(table)
-            del partition, table
-            if self._folder is not None or sum(self.sizes) > tuning().stream_in_memory_bytes:
-                self._store()
-
-    def _store(self) -> None:
-        self._folder = PrivateDirectory() if self._folder is None else self._folder
-        first = len(self.lengths) - len(self._waiting)
+    def append(self, table: Any) -> None:
+        """Store a partition; raise a DataError if there is no space for it."""
         try:
-            for k, table in enumerate(self._waiting, first):
-                # In the format of streams each batch may have dictionaries of its own.
-                with pa.OSFile(self._path(k), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-                    writer.write_table(table)
+            # In the format of streams each batch may have dictionaries of its own.
+            with pa.OSFile(self._path(len(self)), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
         except OSError as error:
             why = "the disk is full" if is_full(error) else reason(error)
             raise DataError(f"the stream cannot be stored in {self._folder.path}: {why}") from error
-        self._waiting = []
+        self.lengths.append(table.num_rows)
+        self.sizes.append(table.nbytes)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._folder.close()
 
     def _path(self, number: int) -> str:
-        assert self._folder is not None
         return str(self._folder.path / f"partition-{number}.arrow")
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @property
-    def table(self) -> Any:
-        """The rows as a table in memory; None if they are in files."""
-        if self._folder is not None:
-            return None
-        return pa.concat_tables(self._waiting, promote_options="permissive")
 
     def __getitem__(self, number: int) -> Any:
         """Return a partition as a table."""
@@ -111,6 +75,38 @@ class StoredStream:
             wave.append(number)
         if wave:
             yield wave
+
+
+def stored(source: Stream, columns: Sequence[str]) -> Any:
+    """Read a stream; return some columns of its rows: few rows as a table of Arrow, others as a `StoredStream`.
+
+    Raises
+    ------
+    DataError
+        If the stream has no rows; if there is no space for it.
+    """
+    in_memory: list[Any] = []
+    in_files: StoredStream | None = None
+    try:
+        for partition in source.partitions(columns):
+            table = nw.from_native(partition).to_arrow()
+            if in_files is None:
+                in_memory.append(table)
+                if sum(rows.nbytes for rows in in_memory) > tuning().stream_in_memory_bytes:
+                    in_files = StoredStream()
+                    while in_memory:
+                        in_files.append(in_memory.pop(0))
+            else:
+                in_files.append(table)
+            del partition, table
+    except BaseException:
+        if in_files is not None:  # its traceback would keep the files
+            in_files.close()
+        raise
+    lengths = [table.num_rows for table in in_memory] if in_files is None else in_files.lengths
+    if not sum(lengths):
+        raise DataError(f"the data have no rows{source.none_found}")
+    return pa.concat_tables(in_memory, promote_options="permissive") if in_files is None else in_files
 
 
 def columns_used(
@@ -141,10 +137,8 @@ def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], subject: st
         return data
     source = data if isinstance(data, Stream) else stream_of(data, tuning().stored_partition_bytes)
     try:
-        stored = StoredStream(source, list(dict.fromkeys(columns(source.names))))
+        return stored(source, list(dict.fromkeys(columns(source.names))))
     except DBoostError as error:
         if not subject:
             raise
         raise type(error)(f"{subject}: {error}") from error
-    table = stored.table
-    return stored if table is None else table

@@ -260,44 +260,51 @@ def consume(
     for key, value in graph.items():
         if library(value) == "distributed":  # a future of a partition on a cluster: fetch it when needed
             graph[key] = (value.result,)
-    filled, ended, lock = roles_in(vectors), set[int](), threading.Lock()
-    failed: dict[int, Exception] = {}  # errors of the consumer, by partition
-
-    def call(i: int, pieces: tuple[Any, ...]) -> Any:
-        result = None
-        with lock:
-            is_needed = all(first > i for first in failed)
-        try:
-            result = consumer(i, *in_place(pieces, filled)) if is_needed else None
-        except ParameterError:  # it concerns all partitions, so there is nothing to wait for
-            raise
-        except Exception as error:
-            with lock:
-                failed[i] = error
-        with lock:
-            ended.add(i)
-            first = min(failed, default=None)
-            if first is not None and ended.issuperset(range(first)):
-                raise failed[first]
-        return result
-
+    calls = _Calls(consumer, roles_in(vectors))
     keys = [("dboost-read", i) for i in range(len(bundles))]
-    graph.update({key: (call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
+    graph.update({key: (calls.call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
     options = {} if n_threads is None else {"num_workers": n_threads}
     try:
         return list(_scheduler()(graph, keys, **options))
     except Exception as error:
-        number = next((i for i, failure in failed.items() if failure is error), None)
+        number = next((i for i, failure in calls.failed.items() if failure is error), None)
         if number is None:  # a task of the user has failed; tasks of earlier partitions might have, too
             number = _failed(error, graph, keys)
             if number is not None:
-                with lock:
-                    number, error = min({**failed, number: error}.items(), key=lambda failure: failure[0])
-                    unread = {i: bundles[i] for i in range(number) if i not in ended}
+                with calls.lock:
+                    number, error = min({**calls.failed, number: error}.items(), key=lambda failure: failure[0])
+                    unread = {i: bundles[i] for i in range(number) if i not in calls.ended}
                 number, error = _first_failure(graph, unread) or (number, error)
         if number is not None and not isinstance(error, DBoostError):  # dboost's own errors name it already
             error.add_note(f"while partition {number} was read")
         raise error
+
+
+class _Calls:
+    """Calls the consumer of `consume` from several threads, and raises its error for the first partition that fails."""
+
+    def __init__(self, consumer: Callable[[int, Any, dict[str, Any]], Any], filled: Sequence[str]) -> None:
+        self._consumer, self._filled = consumer, filled
+        self.lock, self.ended = threading.Lock(), set[int]()
+        self.failed: dict[int, Exception] = {}  # errors of the consumer, by partition
+
+    def call(self, i: int, pieces: tuple[Any, ...]) -> Any:
+        result = None
+        with self.lock:
+            is_needed = all(first > i for first in self.failed)
+        try:
+            result = self._consumer(i, *in_place(pieces, self._filled)) if is_needed else None
+        except ParameterError:  # it concerns all partitions, so there is nothing to wait for
+            raise
+        except Exception as error:
+            with self.lock:
+                self.failed[i] = error
+        with self.lock:
+            self.ended.add(i)
+            first = min(self.failed, default=None)
+            if first is not None and self.ended.issuperset(range(first)):
+                raise self.failed[first]
+        return result
 
 
 def _first_failure(graph: dict[Any, Any], bundles: dict[int, Any]) -> tuple[int, Exception] | None:

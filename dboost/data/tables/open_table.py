@@ -221,7 +221,7 @@ def open_binned(
             pieces.append(reader.take_partition(i, partition, partition.given_roles))
             suffix = suffix if partition.roles.weight is None else OF_POSITIVE_WEIGHT
         # Their partitions are not those of the user's table.
-        rows = MetadataRows(tuple(map(rows_in, pieces)), False, those=suffix)
+        rows = MetadataRows(tuple(map(rows_in, pieces)), False, suffix=suffix)
         return _finished(reader, plan, rows, pieces, named=named)
     except BaseException:
         spool.close()

@@ -177,7 +177,7 @@ class Reader:
 
     @property
     def _most_rows(self) -> int | None:
-        return slice_rows(self.spool.most_bytes, len(self._features))
+        return None if self.spool.most_bytes is None else slice_rows(self.spool.most_bytes, len(self._features))
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> StoredSlice:
         """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""

@@ -149,20 +149,25 @@ def plan_reading(
     )
     if limit is not None:
         limit.check_width(len(plan.specs))
-    rows, separate = opened.rows, {role: values for role, values in roles.items() if role not in plan.roles}
-    if table.row_filter is not None:
-        for role in separate:
-            raise ParameterError(f"{role} must be the name of a column with filter, which selects rows of the data only")
-        if opened.read_as == "dask":
-            from dboost.data.tables import dask_collections
-
-            rows = dask_collections.filtered(rows, table.row_filter, plan.needed)
+    separate = {role: values for role, values in roles.items() if role not in plan.roles}
+    rows = opened.rows if table.row_filter is None else _filtered(opened, table.row_filter, plan, separate)
     with_text = None
     if opened.read_as == "files":
         from dboost.data.sources.paths import open_with_text
 
         with_text = partial(open_with_text, table.data, like, most_bytes, columns=used, row_filter=table.row_filter)
     return Reading(rows, opened.read_as, plan, opened.named, separate, opened.frame, table.row_filter, with_text)
+
+
+def _filtered(opened: _Opened, row_filter: RowFilter, plan: ReadPlan, separate: Collection[str]) -> Any:
+    """Return rows without those that a filter leaves out; only Dask collections still have them."""
+    for role in separate:
+        raise ParameterError(f"{role} must be the name of a column with filter, which selects rows of the data only")
+    if opened.read_as != "dask":
+        return opened.rows
+    from dboost.data.tables import dask_collections
+
+    return dask_collections.filtered(opened.rows, row_filter, plan.needed)
 
 
 def _parts_of_column(opened: _Opened, client: Any, name: str) -> Iterator[Any]:

@@ -59,7 +59,7 @@ class MetadataRows:
     #: Number of the first of these rows, in a table without partitions.
     first: int = 0
     #: Follows the number of a row in a table without partitions: which rows are numbered.
-    those: str = ""
+    suffix: str = ""
 
     @cached_property
     def n_rows(self) -> int:
@@ -68,7 +68,7 @@ class MetadataRows:
     def place(self, row: int) -> RowPlace:
         """Return the place of a row, given its number among all rows."""
         if not self.in_partitions:
-            return RowPlace(-1, self.first + row, self.those)
+            return RowPlace(-1, self.first + row, self.suffix)
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
         return RowPlace(i if self.partition_ids is None else self.partition_ids[i], row - (ends[i] - self.lengths[i]))
@@ -90,10 +90,10 @@ class RowPlace(NamedTuple):
 
     partition: int  # -1 if the table has none
     row: int  # within the partition
-    those: str = ""  # see `MetadataRows`
+    suffix: str = ""  # see `MetadataRows`
 
     def __str__(self) -> str:
-        return f"row {self.row}{self.those}" if self.partition < 0 else f"row {self.row} of partition {self.partition}"
+        return f"row {self.row}{self.suffix}" if self.partition < 0 else f"row {self.row} of partition {self.partition}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DataIssue:
     """Invalid values of one kind in a column."""
 
     role: str
-    what: str  # its name for messages
+    subject: str  # its name for messages
     problem: str
     #: Number of rows.
     count: int
@@ -116,10 +116,10 @@ def raise_for_issues(issues: Sequence[DataIssue]) -> None:
     if issues:
         order = list(ROLES)
         worst = min(
-            issues, key=lambda issue: (order.index(issue.role), issue.problem, issue.what)
+            issues, key=lambda issue: (order.index(issue.role), issue.problem, issue.subject)
         )  # not that of the first part
-        label, problem = worst.what, worst.problem
-        same = [issue for issue in issues if (issue.what, issue.problem) == (label, problem)]
+        label, problem = worst.subject, worst.problem
+        same = [issue for issue in issues if (issue.subject, issue.problem) == (label, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
         rows = "1 row" if count == 1 else f"{count} rows"
         remedy = f": {worst.remedy}" if worst.remedy else ""
@@ -229,8 +229,8 @@ class RowMetadataSpool:
         self.target_is_bool = False
         self._spool = Spool(0)
         self._dtypes: dict[tuple[str, int], np.dtype] = {}
-        self._categories: tuple[Level, ...] | None = None
-        self._final: np.ndarray | None = None
+        #: The levels of a categorical target, and the final code of each provisional one. Set by `finish`.
+        self._levels: tuple[tuple[Level, ...], np.ndarray] | None = None
 
     def put(self, role: str, i: int, column: Column) -> None:
         """Store or replace a role of partition i; a categorical target in provisional codes."""
@@ -242,8 +242,8 @@ class RowMetadataSpool:
     def finish(self, categories: CategoryIndex | None) -> None:
         """Determine the dtype of the target after the last partition. categories : of the target; None if it is numeric."""
         if categories is not None:
-            self._categories, self._final = categories.finish()
-            self.target_dtype = levels_dtype(self._categories)
+            self._levels = categories.finish()
+            self.target_dtype = levels_dtype(self._levels[0])
         else:
             kinds = {str(dtype) for (role, _), dtype in self._dtypes.items() if role == "target" and dtype.kind != "O"}
             self.target_dtype = result_dtype(kinds) if kinds else "float64"
@@ -272,10 +272,9 @@ class RowMetadataSpool:
 
     def _get(self, role: str, i: int, dtype: np.dtype) -> Column:
         array = self._spool.get(_number(role, i))[0]
-        if role == "target" and self._categories is not None:
-            assert self._final is not None
-            codes = apply(self._final, array) if dtype.kind == "O" else np.full(len(array), -1, np.int32)
-            return CategoryColumn(codes, self._categories)
+        if role == "target" and self._levels is not None:
+            levels, final = self._levels
+            return CategoryColumn(apply(final, array) if dtype.kind == "O" else np.full(len(array), -1, np.int32), levels)
         if dtype.kind == "O":
             return np.full(len(array), np.nan)
         return array.astype(np.float64, copy=False) if ROLES[role].dtype is None else array
