@@ -672,13 +672,7 @@ def _with_values(
     if names is None and named:
         raise InputTypeError(f"{keywords} names a column, but the data have no columns: give one value per row")
     names = names or Names(())
-    columns_by_keyword: dict[str, str] = {}
-    for keyword, label in named.items():
-        column = names.find(label)
-        if column is None:
-            raise ParameterError(f"the data have no column {label!r}, which was given as {keyword}{names.hint(label)}")
-        columns_by_keyword[keyword] = column
-    names.check_once(columns_by_keyword.values())
+    columns_by_keyword = _columns_named(named, names)
     if names.is_label(weight):
         column = names.find(weight)
         names.check_once([] if column is None else [column])
@@ -688,22 +682,40 @@ def _with_values(
     if is_kept is not None and (is_kept.all() or not is_kept.any()):
         is_kept = None
     values: dict[str, Any] = {}
-    for keyword, label in named.items():
+    for keyword, column in columns_by_keyword.items():
         plain = plain_times if keyword == "time" else np.asarray
-        row_values = _values_of(table, columns_by_keyword[keyword], row_filter, plain)
-        rows = slice(None) if is_kept is None or len(is_kept) != len(row_values) else is_kept
-        if pd.isna(row_values[rows]).any():
-            raise DataError(
-                f"column {label!r}, which was given as {keyword}, has missing values: fill them, or remove the rows"
-            )
-        values[keyword] = np.zeros(len(row_values), np.int64)
-        if keyword == "time":
-            values[keyword][rows] = ranks_in_time(row_values[rows], keyword, label)
-        else:
-            values[keyword][rows] = np.unique(row_values[rows], return_inverse=True)[1]
+        values[keyword] = _ranks(_values_of(table, column, row_filter, plain), is_kept, keyword, named[keyword])
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if named and options.features is None else options.features
     return data, division._replace(**values, is_kept=is_kept), features
+
+
+def _columns_named(labels: Mapping[str, Any], names: Names) -> dict[str, str]:
+    """Return the names of the columns that keywords name; raise an error if there is none, or several."""
+    columns: dict[str, str] = {}
+    for keyword, label in labels.items():
+        column = names.find(label)
+        if column is None:
+            raise ParameterError(f"the data have no column {label!r}, which was given as {keyword}{names.hint(label)}")
+        columns[keyword] = column
+    names.check_once(columns.values())
+    return columns
+
+
+def _ranks(values: np.ndarray, is_kept: np.ndarray | None, keyword: str, label: Any) -> np.ndarray:
+    """Return the values of a keyword as ranks, those of the same value alike: int64[n]; 0 in rows that are not kept.
+
+    label : of their column, for messages.
+    """
+    rows = slice(None) if is_kept is None or len(is_kept) != len(values) else is_kept
+    if pd.isna(values[rows]).any():
+        raise DataError(f"column {label!r}, which was given as {keyword}, has missing values: fill them, or remove the rows")
+    ranks = np.zeros(len(values), np.int64)
+    if keyword == "time":
+        ranks[rows] = ranks_in_time(values[rows], keyword, label)
+    else:
+        ranks[rows] = np.unique(values[rows], return_inverse=True)[1]
+    return ranks
 
 
 def _are_positive(weights: Any) -> np.ndarray | None:

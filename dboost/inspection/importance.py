@@ -168,12 +168,7 @@ def permutation_importance(
     with open_table(data, target, **roles, like=ensemble.features, options=options) as table:
         y = encode_like(table, Target(loss, ensemble.classes, ensemble.classes_dtype))
         scorer = _Scorer(ensemble, table, y, scored_by, n_threads)
-        score = scorer.score()
-        if not np.isfinite(score):
-            raise DataError(
-                f"importance by permutation: the metric {scored_by.name!r} of the rows is {score}, so it does not change: give "
-                "another metric, or rows for which it is defined (of every class, or with targets that differ)"
-            )
+        score = _checked_score(scorer.score(), scored_by.name)
         worse = np.zeros(len(ensemble.features))
         for j in used:
             column = np.concatenate([block[:, j] for block in row_matrices(table, None)])
@@ -184,6 +179,16 @@ def permutation_importance(
     series = _ranked(worse, [feature.name for feature in ensemble.features], "permutation")
     series.attrs |= {"metric": scored_by.name, "score": score}
     return series
+
+
+def _checked_score(score: float, metric: str) -> float:
+    """Return the score of unchanged rows; raise a DataError if it is undefined."""
+    if not np.isfinite(score):
+        raise DataError(
+            f"importance by permutation: the metric {metric!r} of the rows is {score}, so it does not change: give another "
+            "metric, or rows for which it is defined (of every class, or with targets that differ)"
+        )
+    return score
 
 
 class _Scorer:

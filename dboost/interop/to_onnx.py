@@ -46,25 +46,7 @@ def to_onnx(ensemble: Ensemble, loss: BaseLoss) -> onnx.ModelProto:
         raise MissingExtraError("onnx is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "ONNX")
     ensemble = ensemble.summed().expanded()
-    tables = _Tables(helper)
-    for i, tree in enumerate(ensemble.trees):
-        tables.add(tree, i, ensemble.outputs_of(i).start, ensemble.features)
-    for i in range(len(ensemble.trees), ensemble.n_outputs):  # without trees: one leaf of value 0 per output
-        tables.add_leaf(i, i)
-    nodes = [
-        helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE),
-        helper.make_node(
-            "TreeEnsembleRegressor",
-            ["rows"],
-            ["sums"],
-            domain="ai.onnx.ml",
-            n_targets=ensemble.n_outputs,
-            post_transform="NONE",
-            aggregate_function="SUM",
-            base_values_as_tensor=_doubles(helper, ensemble.baseline),
-            **tables.attributes(),
-        ),
-    ]
+    nodes = [helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE), _trees(helper, ensemble)]
     constants = []
     score = "sums"
     if factor != 1.0:
@@ -78,14 +60,8 @@ def to_onnx(ensemble: Ensemble, loss: BaseLoss) -> onnx.ModelProto:
             helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["rows", len(ensemble.classes)]),
         ]
     else:
-        if response != "identity":
-            nodes.append(helper.make_node({"exp": "Exp", "sigmoid": "Sigmoid"}[response], [score], ["linked"]))
-            score = "linked"
-        several = [ensemble.n_outputs] if ensemble.n_outputs > 1 else []
-        shape = [-1, *several]
-        constants.append(helper.make_tensor("flat", TensorProto.INT64, [len(shape)], shape))
-        nodes.append(helper.make_node("Reshape", [score, "flat"], ["prediction"]))
-        outputs = [helper.make_tensor_value_info("prediction", TensorProto.FLOAT, ["rows", *several])]
+        columns = _add_numbers(helper, nodes, constants, ensemble, response, score)
+        outputs = [helper.make_tensor_value_info("prediction", TensorProto.FLOAT, ["rows", *columns])]
     inputs = [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", len(ensemble.features)])]
     model = helper.make_model(
         helper.make_graph(nodes, "dboost", inputs, outputs, constants),
@@ -96,6 +72,42 @@ def to_onnx(ensemble: Ensemble, loss: BaseLoss) -> onnx.ModelProto:
     )
     checker.check_model(model)
     return model
+
+
+def _trees(helper: Any, ensemble: Ensemble) -> Any:
+    """Return the node that adds up the values of the trees and the baseline."""
+    tables = _Tables(helper)
+    for i, tree in enumerate(ensemble.trees):
+        tables.add(tree, i, ensemble.outputs_of(i).start, ensemble.features)
+    for i in range(len(ensemble.trees), ensemble.n_outputs):  # without trees: one leaf of value 0 per output
+        tables.add_leaf(i, i)
+    return helper.make_node(
+        "TreeEnsembleRegressor",
+        ["rows"],
+        ["sums"],
+        domain="ai.onnx.ml",
+        n_targets=ensemble.n_outputs,
+        post_transform="NONE",
+        aggregate_function="SUM",
+        base_values_as_tensor=_doubles(helper, ensemble.baseline),
+        **tables.attributes(),
+    )
+
+
+def _add_numbers(
+    helper: Any, nodes: list[Any], constants: list[Any], ensemble: Ensemble, response: str, score: str
+) -> list[int]:
+    """Add nodes from scores to predictions; return the number of their columns, nothing if they have none."""
+    from onnx import TensorProto
+
+    if response != "identity":
+        nodes.append(helper.make_node({"exp": "Exp", "sigmoid": "Sigmoid"}[response], [score], ["linked"]))
+        score = "linked"
+    columns = [ensemble.n_outputs] if ensemble.n_outputs > 1 else []
+    shape = [-1, *columns]
+    constants.append(helper.make_tensor("flat", TensorProto.INT64, [len(shape)], shape))
+    nodes.append(helper.make_node("Reshape", [score, "flat"], ["prediction"]))
+    return columns
 
 
 def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: Ensemble, response: str, score: str) -> int:

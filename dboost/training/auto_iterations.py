@@ -162,7 +162,7 @@ def check_refit(refit: Any, request: FitRequest, *, stops: bool) -> None:
             raise ParameterError(f"refit=True does not go together with {name}: leave one of them out")
 
 
-def refitted(fit: Callable[[FitRequest], FitResult], request: FitRequest, found: FitResult) -> FitResult:
+def refitted(fit: Callable[[FitRequest], FitResult], request: FitRequest, first: FitResult) -> FitResult:
     """Return the result of a second fit: on all rows, with as many iterations as the first one has kept.
 
     The history is that of the first fit, whose validation rows have decided.
@@ -173,13 +173,13 @@ def refitted(fit: Callable[[FitRequest], FitResult], request: FitRequest, found:
         Trains on the same rows.
     request : FitRequest
         Of the first fit.
-    found : FitResult
+    first : FitResult
         Of the first fit.
     """
-    ensemble = found.ensemble
+    ensemble = first.ensemble
     n = ensemble.n_iterations - request.warm_start.n_earlier
     if n < 1:  # the model that was continued is the best
-        return found
+        return first
     make_plan = request.make_validation_plan
 
     def with_all_rows(*counted: Any) -> ValidationPlan:
@@ -195,4 +195,4 @@ def refitted(fit: Callable[[FitRequest], FitResult], request: FitRequest, found:
         )
     )
     whole = replace(later.ensemble, metrics=ensemble.metrics, best_iteration=ensemble.best_iteration)
-    return replace(later, ensemble=whole, history=found.history, before=found.before, ended_by=found.ended_by)
+    return replace(later, ensemble=whole, history=first.history, before=first.before, ended_by=first.ended_by)

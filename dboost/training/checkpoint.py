@@ -536,8 +536,8 @@ def first_difference(stored: dict[str, Any], current: dict[str, Any]) -> tuple[s
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    return one == other or (one != one and other != other)
+def same(stored: Any, current: Any) -> bool:
+    return stored == current or (stored != stored and current != current)
 
 
 def plain(value: Any) -> Any:

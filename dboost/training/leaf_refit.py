@@ -214,15 +214,16 @@ def _leaf_sums(sessions: Sessions, stats: GradientStats, n_leaves: int, output: 
     return totals[:, :2] / units, totals[:, 2] > 0
 
 
-def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: float) -> Tree:
+def _with_values(tree: Tree, leaf_values: np.ndarray, reached: np.ndarray, decay: float) -> Tree:
     """Return the tree with new leaf values; a split's value is the mean of its children's, weighted by training rows.
 
-    found : float64[n_leaves, width].
+    leaf_values : float64[n_leaves, width].
     """
     value = tree.value.reshape(tree.n_nodes, -1).copy()
     is_leaf = tree.feature < 0
     old = value[is_leaf]
-    value[is_leaf] = np.where(reached[:, None], decay * old + (1.0 - decay) * found if decay else found, old)
+    new = decay * old + (1.0 - decay) * leaf_values if decay else leaf_values
+    value[is_leaf] = np.where(reached[:, None], new, old)
     for node in np.flatnonzero(~is_leaf)[::-1]:  # children have higher numbers
         both = [tree.left[node], tree.right[node]]
         counts = tree.count[both].astype(np.float64)

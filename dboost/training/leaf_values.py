@@ -131,8 +131,8 @@ class LeafEstimator:
             self._statistic = self._loss.statistic.of(self._rows, self._statistic)
             self._terms = self._loss.pass_terms(self._statistic)
             stats = self._sessions.advance(np.zeros_like(values), self._along(direction, self._terms))
-        if directions is not None and directions.is_refined(n_done + 1):
-            direction = directions.refined(self._gradient_products(stats))
+        if directions is not None and stats.max_split is not None and directions.is_refined(n_done + 1):
+            direction = directions.refined(self._gradient_products(stats.max_gradient, float(stats.max_split[0])))
             if direction is not None:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
                 along = self._sessions.advance(np.zeros_like(values), terms)
@@ -149,11 +149,13 @@ class LeafEstimator:
         of_classes, counts = self._directions.of_classes, terms.counts_influence
         return ProjectedTerms(terms, direction, of_classes, counts_influence=counts)
 
-    def _gradient_products(self, stats: GradientStats) -> np.ndarray:
-        """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs]."""
-        assert stats.max_split is not None
+    def _gradient_products(self, max_gradient: np.ndarray, max_projected: float) -> np.ndarray:
+        """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs].
+
+        max_gradient, max_projected : the largest gradient of each output, and the largest projection.
+        """
         # Gradients include the weights. Of rows of small weights, products that are larger than the bound are clipped.
-        bounds = stats.max_gradient * (float(stats.max_split[0]) / self._rows.max_weight)
+        bounds = max_gradient * (max_projected / self._rows.max_weight)
         units = np.array([unit_for(bound, self._rows.n_rows, spare_bits=_SPARE_BITS) for bound in bounds.tolist()])
         return self._merged(gradient_products, units, 2.0**_SPARE_BITS * bounds * units) / units
 

@@ -68,7 +68,7 @@ def no_split_reason(loop: BoostingLoop, gradients: GradientStats) -> str | None:
             return sentence.format("no feature has different values that go with different targets in the")
         named = active
         for name in active:
-            others = [other for other in named if other != name]
+            others = [active_name for active_name in named if active_name != name]
             if others and _have_splits(loop, tasks, others):
                 named = others
     shown = " and ".join(
