@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.helpers import leftovers
+
 if TYPE_CHECKING:
     from tests.helpers.tune import Tune
 
@@ -32,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from dboost import kernels
 
     kernels._NOTICE._is_printed = True
+    leftovers.watch_folders()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,6 +44,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     mark_slow_cells(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_by_the_module() -> Iterator[None]:
+    """Fail if a module leaves temporary files or threads of dboost, also those of its clusters in this process."""
+    yield
+    leftovers.check_nothing_left(lambda: leftovers.held_here() | leftovers.threads_of_workers())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a test leaves temporary files, threads or leases of dboost that were not there before."""
+    before = leftovers.held_here()
+    yield
+    folder = request.node.funcargs.get("tmp_path")
+    leftovers.check_nothing_left(lambda: leftovers.held_here() | leftovers.leases(folder), before)
 
 
 @pytest.fixture

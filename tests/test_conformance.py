@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dask
 import pandas as pd
 import pytest
 from distributed import Client
@@ -88,12 +87,10 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path: Path) -> Iterator[None]:
-    """Use threads and short blocks for small tables; no temporary file is left."""
-    folder = tmp_path / "temporary"
-    with small_things(256), dask.config.set({"temporary-directory": str(folder)}):
+def small() -> Iterator[None]:
+    """Use threads and short blocks for small tables."""
+    with small_things(256):
         yield
-    assert not folder.exists() or list(folder.glob("dboost*")) == []
 
 
 def last_trees(client: Client) -> list[dict[str, Any]]:

@@ -589,7 +589,7 @@ def test_a_run_that_has_lost_its_lease_removes_no_checkpoint(here: Path) -> None
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "trees-000001-000001.json").write_text("of the other run")
             record = json.loads(Path("model.json.lease.json").read_bytes())
-            Path("model.json.lease.json").write_text(json.dumps(record | {"run": "of another", "started": "1"}))
+            Path("model.json.lease.json").write_text(json.dumps(record | {"run": "of another", "process": 1, "started": "1"}))
             getattr(run, ends)()
         assert (folder / "trees-000001-000001.json").exists()
         assert Path("model.json.ledger.json").exists()

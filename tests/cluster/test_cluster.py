@@ -19,7 +19,7 @@ from distributed import Client
 
 import dboost
 from dboost.losses import Loss
-from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
+from tests.helpers.clusters import a_table, held_rows, threads_cluster
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -107,18 +107,6 @@ def test_a_fit_inside_a_task(client: Client) -> None:
     frame = FRAME[["a", "b", "y"]]
     futures = [client.submit(inside, frame, pure=False) for _ in range(2)]
     assert client.gather(futures) == [in_process(frame, "y").sha256] * 2
-
-
-def test_nothing_is_left_behind(client: Client) -> None:
-    lazy = dd.from_pandas(FRAME[["a", "b", "y"]], npartitions=4)
-    on_cluster(client, lazy, "y")
-    with pytest.raises(dboost.DataError):
-        on_cluster(client, lazy.assign(y=np.nan), "y")
-    with pytest.raises(RuntimeError, match="enough"):
-        on_cluster(client, lazy, "y", callbacks=_enough)
-    assert client.run_on_scheduler(scheduler_plugin) == {"fits": 0}
-    assert set(client.run(held_fits).values()) == {0}
-    assert not [key for key in client.futures if "dboost" in str(key)]
 
 
 def _enough(iteration: dboost.Iteration) -> None:

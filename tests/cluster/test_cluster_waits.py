@@ -185,7 +185,7 @@ def test_data_that_a_cluster_does_not_hold_any_more(tmp_path: Path) -> None:
     rows, how = table(), {"max_iter": 2}
     frame = dd.from_pandas(rows, npartitions=3)
     booster = dboost.fit(rows, "y", **how)
-    with threads_cluster(1, 1) as client, threads_cluster(1, 1) as another:
+    with a_cluster() as cluster, Client(cluster, set_as_default=False) as client, threads_cluster(1, 1) as another:
         kept = client.persist(frame)
         array, target = client.persist(da.from_array(rows[["a", "b"]].to_numpy(), (50, 2))), client.persist(frame["y"])
         assert dboost.fit(kept, "y", client=client, **how).sha256 == booster.sha256

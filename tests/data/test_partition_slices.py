@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,9 @@ COMMON: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "min_samples_leaf"
 
 
 @pytest.fixture
-def sliced(tmp_path: Path, tune: Tune) -> Iterator[None]:
+def sliced(tune: Tune) -> None:
     """The columns of a partition may take 4 KiB, and rows go to files."""
     tune(chunk_bytes=SHARE, resident_rows=0, block_rows=64)
-    with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
-        yield
-    assert not (tmp_path / "temporary").exists() or not list((tmp_path / "temporary").iterdir())
 
 
 def weighted_frame(n: int = 700) -> pd.DataFrame:

@@ -108,6 +108,8 @@ def test_a_run_that_fails_after_it_lost_the_lease_says_so(model: str) -> None:
         raise ModelFileError("no such folder")
     with pytest.raises(ModelFileError, match="no such folder"), lease_of(f"{model}.own", LONG):
         raise ModelFileError("no such folder")
+    for name in (model, f"{model}.other"):
+        atomic_write.remove(f"{name}.lease.json")
 
 
 def test_the_lease_of_a_killed_run_is_taken_over_once(model: str) -> None:
@@ -254,6 +256,7 @@ def test_a_run_that_is_suspended_within_a_renewal_gives_up(tmp_path: Path, monke
     monkeypatch.setattr("dboost.files.lease.read_whole", lambda path: (time.sleep(0.3), atomic_write.read_whole(path))[1])
     with pytest.raises(BusyError):
         lease.renew()
+    (tmp_path / "model.json.lease.json").unlink()
 
 
 def test_a_store_that_fails_for_a_moment_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
+from tests.helpers.leftovers import check_nothing_left, held_on, nothing_left_on
+
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
 #: timeout once theirs have imported and compiled (`Processes.impatient`). PYTHONPATH lets workers import the tests' functions.
@@ -40,6 +42,7 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
             n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, dashboard_address=":0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
+        nothing_left_on(client),
     ):
         yield client
 
@@ -57,6 +60,7 @@ def lines_cluster(n_workers: int = 3, *, secure: bool = False) -> Iterator[Clien
             dashboard_address=None,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
+        nothing_left_on(client),
     ):
         yield client
 
@@ -167,7 +171,14 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        try:
+            if kind is None and self.scheduler.is_alive() and self.client.status == "running":
+                check_nothing_left(lambda: held_on(self.client, workers=False))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         with contextlib.suppress(Exception):
             pids = list(self.pids().values()) if self.nanny and self.scheduler.is_alive() else []
         self.client.close(timeout=2)

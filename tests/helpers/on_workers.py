@@ -34,7 +34,8 @@ def fit_of_prepared_rows() -> str:
 
 
 def fit_of_published_rows() -> str:
-    return dboost.fit(dboost.Dataset.published("rows of waits"), max_iter=2).sha256
+    with dboost.Dataset.published("rows of waits") as data:
+        return dboost.fit(data, max_iter=2).sha256
 
 
 def slow(seconds: float, part: pd.DataFrame) -> pd.DataFrame:

@@ -400,7 +400,7 @@ def test_a_fit_that_has_lost_its_checkpoint_ends_and_writes_nothing(tmp_path: Pa
     def lose(now: dboost.Iteration) -> None:
         if now.iteration == 3:
             record = json.loads((tmp_path / "lease.json").read_bytes())
-            (tmp_path / "lease.json").write_text(json.dumps(record | {"run": "of another"}))
+            (tmp_path / "lease.json").write_text(json.dumps(record | {"run": "of another", "process": 1}))
             (tmp_path / "state.json").write_bytes(b"of another")
 
     with pytest.raises(BusyError, match=r"another run .* is writing the checkpoint in"):

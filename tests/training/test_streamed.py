@@ -82,7 +82,6 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, tune: T
     assert (read == 0).all() if n_staying is None else (read > 0).all()
     ((most, taken),) = found
     assert 0.5 * most < taken < most < 0.75 * 64 * 2**20
-    assert list(folder.iterdir()) == []
 
 
 def _count_codes(patch: pytest.MonkeyPatch, counted: list[int]) -> None:
@@ -230,7 +229,6 @@ def test_a_budget_that_is_too_small_says_what_it_would_take(folder: Path) -> Non
         dboost.ParameterError, match="memory_limit of 100 bytes is too small for trees of 31 leaves over 4 feat"
     ):
         dboost.fit(cut(frame, [250]), "y", features=NUMERIC, memory_limit=100)
-    assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def _numbers(n: int) -> pd.DataFrame:

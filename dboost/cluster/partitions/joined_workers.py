@@ -66,7 +66,7 @@ class JoinedWorkers:
         if joined and not table.source.whole and not table.has_single_worker:
             owned = [(i, entry.ref) for entry in table.worker_partitions for i in entry.partition_ids]
             self._receipts, self._batch = [], table.new_batch()
-            self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
+            self._reader = threading.Thread(target=self._read, args=(joined, owned), name="dboost-join", daemon=True)
             self._reader.start()
 
     def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, SessionRef]]) -> None:
