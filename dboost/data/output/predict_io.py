@@ -135,7 +135,7 @@ def warn_of_missing_offset(name: str) -> None:
 
 
 def _names_of(data: Any) -> Collection[str]:
-    """Return the names of a table's columns; nothing for arrays, and for streams that do not know them."""
+    """Return the names of a table's columns; nothing for arrays."""
     names = names_of_table(data)
     if names is not None:
         return names
@@ -145,8 +145,10 @@ def _names_of(data: Any) -> Collection[str]:
         from dboost.data.sources.paths import open_source
 
         return open_source(data).names
-    schema = getattr(data, "schema", None)
-    return getattr(schema, "names", ())
+    if not is_stream(data):
+        return ()
+    names = getattr(getattr(data, "schema", None), "names", None)
+    return stream_to_predict(data).names if names is None else names
 
 
 def offsets_of(data: Any, offset: Any, features: Sequence[Feature], named: bool) -> np.ndarray | None:

@@ -10,6 +10,7 @@ Datasets of tables in memory, and unions of datasets, are streams (`sources`).
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,7 +60,7 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
                 parts.append(ParquetPart(file, constants=constants, groups=groups, filesystem=files))
             else:
                 parts.append(_FragmentPart(fragment))
-        meta = pa.table(schema.empty_table()).to_pandas(types_mapper=pd.ArrowDtype)
+        meta = _as_frame(schema.empty_table())
         filters = [RowFilter(scan_filter)] if scan_filter is not None else []
         if row_filter is not None:
             filters.append(row_filter)
@@ -86,4 +87,17 @@ def _read(part: Any, *, schema: pa.Schema, columns: list[str] | None = None) -> 
         return read_part(part, names=schema.names, types=schema, columns=names)
     with reading(part.fragment.path):
         table = part.fragment.to_table(schema=schema, columns=list(names), use_threads=False)
-    return table.to_pandas(types_mapper=pd.ArrowDtype) if names else pd.DataFrame(index=range(table.num_rows))
+    return _as_frame(table) if names else pd.DataFrame(index=range(table.num_rows))
+
+
+def _as_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table as a frame of Arrow types with the index that pandas has stored.
+
+    Of what pandas has stored, only the index is read: it writes types that it does not understand.
+    """
+    metadata = dict(table.schema.metadata or {})
+    if b"pandas" in metadata:
+        stored = json.loads(metadata[b"pandas"])
+        stored["columns"] = [column for column in stored["columns"] if column["field_name"] in stored["index_columns"]]
+        table = table.replace_schema_metadata(metadata | {b"pandas": json.dumps(stored)})
+    return table.to_pandas(types_mapper=pd.ArrowDtype)
