@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
@@ -401,17 +400,6 @@ def test_decimals_give_the_model_of_floats(make: Callable[[], Any], of_floats: d
     predicted = of_floats.predict(data)
     predicted = predicted.compute() if hasattr(predicted, "compute") else predicted
     np.testing.assert_array_equal(np.asarray(predicted), of_floats.predict(FLOATS))
-
-
-@pytest.mark.slow
-def test_decimals_of_files_workers_and_separate_collections(of_floats: dboost.Booster, tmp_path: Path, client: Client) -> None:
-    pq.write_table(decimals(), tmp_path / "decimals.parquet")
-    assert fit(tmp_path / "decimals.parquet", "y", sample_weight="w") == of_floats
-    for lazy in (dd.from_pandas(OBJECTS, npartitions=3), dd.from_delayed(pieces())):
-        assert fit(lazy, "y", sample_weight="w", client=client) == of_floats
-        assert fit(lazy[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"], client=client) == of_floats
-        assert fit(FLOATS[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"]) == of_floats
-    assert fit(decimals(), "y", sample_weight="w", client=client) == of_floats
 
 
 @pytest.mark.parametrize(

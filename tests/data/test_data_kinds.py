@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,6 @@ import dboost
 from dboost.data import ReadOptions, open_table
 from dboost.data.kinds import table_kinds
 from dboost.schema import Feature
-from tests.helpers.fits import saved
 from tests.helpers.table_content import content
 
 N = 23
@@ -69,46 +69,6 @@ def expected() -> pd.DataFrame:
         values = frame[name].astype(object)
         frame[name] = pd.Series([None if pd.isna(v) else v for v in values], dtype=object)
     return frame.astype({name: float for name in frame.columns if name not in ("word", "kind")})
-
-
-KINDS = {
-    "pandas": lambda frame: frame,
-    "pandas, nullable": lambda frame: frame.convert_dtypes(dtype_backend="numpy_nullable"),
-    "pandas, arrow": lambda frame: frame.convert_dtypes(dtype_backend="pyarrow"),
-    "pandas, objects": lambda frame: frame.astype(object),
-    "polars": pl.from_pandas,
-    "polars, lazy": lambda frame: pl.from_pandas(frame).lazy(),
-    "polars, categories": lambda frame: pl.from_pandas(frame).with_columns(pl.col("word").cast(pl.Categorical)),
-    "arrow": pa.Table.from_pandas,
-    "arrow, in pieces": lambda frame: pa.concat_tables([pa.Table.from_pandas(frame[i : i + 5]) for i in range(0, N, 5)]),
-    "arrow, views": lambda frame: pa.Table.from_pandas(frame).set_column(5, "word", pa.array(frame["word"], pa.string_view())),
-    "arrow batch": lambda frame: pa.RecordBatch.from_pandas(frame),
-    "duckdb": lambda frame: duckdb.from_arrow(pa.Table.from_pandas(frame)),
-    "arrow stream": lambda frame: Stream(pa.Table.from_pandas(frame)),
-    "dask": lambda frame: dd.from_pandas(frame, npartitions=4, sort=False),
-    "dask, arrow": lambda frame: cut(frame.convert_dtypes(dtype_backend="pyarrow"), [4, 4, 20]),
-}
-
-
-class Stream:
-    """A table of a library unknown to dboost that implements the Arrow interface."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    def __arrow_c_stream__(self, schema: object = None) -> object:
-        return self.table.__arrow_c_stream__(schema)
-
-
-@pytest.mark.fast_cells(5)
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_are_one(kind: str) -> None:
-    with open_table(KINDS[kind](rows()), "y", sample_weight="w") as table:
-        assert table.features == FEATURES
-        assert table.named
-        assert table.n_rows == sum(table.lengths) == N
-        assert (table.target_dtype, table.target_is_bool, table.offset) == ("float64", False, None)
-        pd.testing.assert_frame_equal(content(table), expected(), check_dtype=False)
 
 
 @given(st.lists(st.integers(0, N), max_size=8), st.sampled_from([0, 700, 10**9]), st.booleans())
@@ -212,27 +172,16 @@ def test_integer_labels_become_text() -> None:
         np.testing.assert_array_equal(table.target, [5, 6])
 
 
-@pytest.mark.fast_cells(5)
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_sets_of_all_kinds_have_the_columns_of_the_training_data(kind: str) -> None:
-    frame = rows().assign(o=np.arange(N) / 50)
-    roles: dict[str, Any] = {"target": "y", "sample_weight": "w", "offset": "o", "features": ["whole", "gaps"]}
-    expected = dboost.fit(frame, **roles, eval_set=frame, max_iter=2, progress=False)
-    for sets in (KINDS[kind](frame), [KINDS[kind](frame)], {"eval": KINDS[kind](frame)}):
-        found = dboost.fit(frame, **roles, eval_set=sets, max_iter=2, progress=False)
-        assert saved(found) == saved(expected)
-
-
-@pytest.mark.parametrize("kind", ["polars, lazy", "duckdb"])
-def test_estimators_take_the_names_of_lazy_frames(kind: str) -> None:
+@pytest.mark.parametrize("make", [lambda frame: pl.from_pandas(frame).lazy(), lambda frame: duckdb.from_arrow(pa.table(frame))])
+def test_estimators_take_the_names_of_lazy_frames(make: Callable[[pd.DataFrame], Any]) -> None:
     frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 5, "word": "x", "kind": "y"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = dboost.DBoostRegressor(max_iter=2, progress=False).fit(KINDS[kind](frame), np.arange(40.0) % 7)
+        model = dboost.DBoostRegressor(max_iter=2, progress=False).fit(make(frame), np.arange(40.0) % 7)
         assert model.feature_names_in_.tolist() == list(frame)
-        np.testing.assert_array_equal(model.predict(frame), np.asarray(model.predict(KINDS[kind](frame))))
+        np.testing.assert_array_equal(model.predict(frame), np.asarray(model.predict(make(frame))))
         with pytest.raises(ValueError, match="feature names"):
-            model.predict(KINDS[kind](frame[["b", "a", "word", "kind"]]))
+            model.predict(make(frame[["b", "a", "word", "kind"]]))
 
 
 FRAME = rows()[["small", "y"]]

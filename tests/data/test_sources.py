@@ -34,6 +34,7 @@ from dboost.data.sources.row_filter import RowFilter
 from dboost.inspection import drift
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import Processes, at, threads_cluster
+from tests.helpers.table_sources import PARTS, SOURCES, STREAMS, Exporter, files_of, lazy_polars, reader_of, table_of
 from tests.helpers.tune import Tune
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
@@ -48,145 +49,6 @@ def frame_of(n: int = N_ROWS) -> pd.DataFrame:
     frame.loc[frame.index % 11 == 3, ["x1", "town"]] = None
     frame["y"] = frame["x0"] * 2 + (frame["town"] == "Ulm") + frame["count"] / 50 + rng.normal(size=n) / 9
     return frame
-
-
-def table_of(frame: pd.DataFrame) -> pa.Table:
-    return pa.Table.from_pandas(frame, preserve_index=False)
-
-
-def files_of(frame: pd.DataFrame, folder: Path, n_files: int = 12, kind: str = "parquet") -> Path:
-    """Write the rows to files whose natural order is not that of their names."""
-    folder.mkdir()
-    for k, some in enumerate(np.array_split(np.arange(len(frame)), n_files)):
-        path = folder / f"part-{k}.{kind}"
-        if kind == "csv":
-            frame.iloc[some].to_csv(path, index=False)
-        else:
-            frame.iloc[some].to_parquet(path, index=False, row_group_size=100)
-    return folder
-
-
-def _reader(frame: pd.DataFrame, _: Path) -> Any:
-    return table_of(frame).to_reader(max_chunksize=300)
-
-
-class _Exporter:
-    """An object that is nothing but an Arrow stream."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return self._table.__arrow_c_stream__(requested_schema)
-
-
-class _Table(_Exporter):
-    """A table of a library that is not known: its own readers return batches of its own."""
-
-    def to_reader(self) -> Any:
-        return iter([self])
-
-
-def _polars(frame: pd.DataFrame, _: Path) -> Any:
-    return pytest.importorskip("polars").from_arrow(table_of(frame)).lazy()
-
-
-def _scanned(frame: pd.DataFrame, folder: Path) -> Any:
-    return pytest.importorskip("polars").scan_parquet(
-        [folder / f"part-{k}.parquet" for k in range(len(list(files_of(frame, folder).iterdir())))]
-    )
-
-
-def _duckdb(frame: pd.DataFrame, _: Path) -> Any:
-    return pytest.importorskip("duckdb").from_arrow(table_of(frame))
-
-
-def _scanner(frame: pd.DataFrame, _: Path) -> Any:
-    from pyarrow import dataset
-
-    return dataset.dataset(table_of(frame)).scanner(batch_size=700)
-
-
-STREAMS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
-    "RecordBatchReader": _reader,
-    "__arrow_c_stream__": lambda frame, _: _Exporter(table_of(frame)),
-    "table of another library": lambda frame, _: _Table(table_of(frame)),
-    "pyarrow scanner": _scanner,
-    "polars LazyFrame": _polars,
-    "polars scan_parquet": _scanned,
-    "DuckDB relation": _duckdb,
-}
-
-
-def _dataset(frame: pd.DataFrame, folder: Path) -> Any:
-    from pyarrow import dataset
-
-    n_files = len(list(files_of(frame, folder).iterdir()))
-    return dataset.dataset([folder / f"part-{k}.parquet" for k in range(n_files)])
-
-
-def _fragment(frame: pd.DataFrame, folder: Path) -> Any:
-    files_of(frame, folder, n_files=1)
-    from pyarrow import dataset
-
-    return next(dataset.dataset(folder).get_fragments())
-
-
-def _arrow_files(frame: pd.DataFrame, folder: Path) -> Any:
-    from pyarrow import dataset, feather
-
-    folder.mkdir()
-    paths = [folder / f"part-{k}.arrow" for k in range(12)]
-    for path, some in zip(paths, np.array_split(np.arange(len(frame)), 12), strict=True):
-        feather.write_feather(table_of(frame.iloc[some]), path)
-    return dataset.dataset(paths, format="feather")
-
-
-def appended(frame: pd.DataFrame, append: Callable[[pa.Table], Any]) -> None:
-    for some in np.array_split(np.arange(len(frame)), 5):
-        append(table_of(frame.iloc[some]))
-
-
-def _delta(frame: pd.DataFrame, folder: Path) -> Any:
-    deltalake = pytest.importorskip("deltalake")
-    appended(frame, lambda rows: deltalake.write_deltalake(folder, rows, mode="append"))
-    return deltalake.DeltaTable(folder)
-
-
-def _iceberg(frame: pd.DataFrame, folder: Path) -> Any:
-    sql = pytest.importorskip("pyiceberg.catalog.sql")
-    folder.mkdir()
-    catalog = sql.SqlCatalog("c", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/rows")
-    catalog.create_namespace("a")
-    table = catalog.create_table("a.rows", table_of(frame).schema)
-    appended(frame, table.append)
-    return table
-
-
-PARTS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
-    "Parquet folder": files_of,
-    "pyarrow dataset": _dataset,
-    "pyarrow fragment": _fragment,
-    "pyarrow dataset of Arrow files": _arrow_files,
-    "Delta": _delta,
-    "Iceberg": _iceberg,
-    "CSV folder": lambda frame, folder: files_of(frame, folder, kind="csv"),
-}
-SOURCES = STREAMS | PARTS
-
-
-@pytest.mark.fast_cells(7)
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("limit", [None, "1MiB"])
-def test_the_same_rows_in_the_same_order_give_the_same_model(kind: str, limit: str | None, tmp_path: Path) -> None:
-    frame = frame_of()
-    expected = dboost.fit(frame, "y", **OPTIONS)
-    found = dboost.fit(SOURCES[kind](frame, tmp_path / "a"), "y", memory_limit=limit, **OPTIONS)
-    assert found.sha256 == expected.sha256
-    names = ["town", "x0", "x4"]  # in another order
-    expected = dboost.fit(frame, "y", features=names, **OPTIONS)
-    found = dboost.fit(SOURCES[kind](frame, tmp_path / "b"), "y", features=names, memory_limit=limit, **OPTIONS)
-    assert found.sha256 == expected.sha256
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -535,17 +397,6 @@ def client() -> Iterator[Client]:
 
 
 @pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("kind", ["pyarrow dataset", "Delta", "Iceberg", "polars LazyFrame", "pyarrow scanner"])
-def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None:
-    frame = frame_of()
-    expected = dboost.fit(frame[is_kept(frame)], "y", features=["x0"], **OPTIONS)
-    data = SOURCES[kind](frame, tmp_path / "a")
-    options = OPTIONS | {"memory_limit": "1MiB", "client": client}
-    found = dboost.fit(data, "y", features=["x0"], filter=FILTERS["arrow"](), **options)
-    assert found.sha256 == expected.sha256
-
-
-@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "__arrow_c_stream__", "polars scan_parquet", "DuckDB relation"])
 def test_large_streams_are_sent_to_workers_in_waves(
     kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch, tune: Tune
@@ -576,7 +427,7 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         options = OPTIONS | {"max_iter": 8, "callbacks": [kill]}
-        found = dboost.fit(_reader(frame, tmp_path), "y", client=cluster.client, **options)
+        found = dboost.fit(reader_of(frame, tmp_path), "y", client=cluster.client, **options)
         assert len(cluster.addresses()) == 2
     assert found.sha256 == expected.sha256
 
@@ -704,9 +555,9 @@ def test_prepared_streams_are_sent_to_workers_in_waves(
 
 def test_a_stream_without_rows_on_a_cluster(client: Client) -> None:
     with pytest.raises(dboost.DataError, match="the data have no rows: a RecordBatchReader can be read only once"):
-        dboost.fit(_reader(frame_of()[:0], Path()), "y", client=client, **OPTIONS)
+        dboost.fit(reader_of(frame_of()[:0], Path()), "y", client=client, **OPTIONS)
     with pytest.raises(dboost.DataError, match="the data have no rows: a RecordBatchReader can be read only once"):
-        dboost.prepare(_reader(frame_of()[:0], Path()), "y", client=client)
+        dboost.prepare(reader_of(frame_of()[:0], Path()), "y", client=client)
 
 
 def booster_of(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost.Booster:
@@ -787,33 +638,33 @@ def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
     counts = frame.assign(y=np.exp(frame["x0"]), offset=0.5)
     booster = dboost.fit(counts, "y", loss="poisson", offset="offset", features=["x0", "x1"], **OPTIONS)
     expected = booster.predict(table_of(counts), offset="offset").to_pylist()
-    found = booster.predict(_reader(counts, Path()), offset="offset").read_all()
+    found = booster.predict(reader_of(counts, Path()), offset="offset").read_all()
     assert found["prediction"].to_pylist() == expected
-    assert booster.predict(_Exporter(table_of(counts)), offset=np.full(len(counts), 0.5)).to_pylist() == expected
+    assert booster.predict(Exporter(table_of(counts)), offset=np.full(len(counts), 0.5)).to_pylist() == expected
     each = np.linspace(0, 1, len(counts))
     expected = booster.predict(table_of(counts), offset=each).to_pylist()
-    assert booster.predict(_reader(counts, Path()), offset=each).read_all()["prediction"].to_pylist() == expected
-    assert booster.predict(_polars(counts, Path()), offset=each).to_list() == expected
+    assert booster.predict(reader_of(counts, Path()), offset=each).read_all()["prediction"].to_pylist() == expected
+    assert booster.predict(lazy_polars(counts, Path()), offset=each).to_list() == expected
     for wrong, message in ((each[:99], "there are at least"), (np.append(each, 0), "there are 4000 rows")):
         with pytest.raises(dboost.DataError, match=rf"offset has the shape \({len(wrong)},\), but {message}"):
-            booster.predict(_polars(counts, Path()), offset=wrong)
+            booster.predict(lazy_polars(counts, Path()), offset=wrong)
         with pytest.raises(dboost.DataError, match=rf"offset has the shape \({len(wrong)},\), but {message}"):
-            booster.predict(_reader(counts, Path()), offset=wrong).read_all()
+            booster.predict(reader_of(counts, Path()), offset=wrong).read_all()
     kept = counts[counts["count"] < 9]
     expected = booster.predict(table_of(kept), offset=each[: len(kept)]).to_pylist()
-    found = booster.predict(_reader(counts, Path()), offset=each[: len(kept)], filter=pc.field("count") < 9)
+    found = booster.predict(reader_of(counts, Path()), offset=each[: len(kept)], filter=pc.field("count") < 9)
     assert found.read_all()["prediction"].to_pylist() == expected
     by_position = dboost.fit(frame[["x0", "x1"]].to_numpy(), frame["y"].to_numpy(), **OPTIONS)
-    stream = _Exporter(table_of(frame[["x0", "x1"]]))
+    stream = Exporter(table_of(frame[["x0", "x1"]]))
     assert by_position.predict(stream).to_pylist() == by_position.predict(frame[["x0", "x1"]].to_numpy()).tolist()
     with pytest.raises(dboost.DataError, match="predict: the data have no column 'x1'"):
-        booster.predict(_reader(counts.drop(columns="x1"), Path()))
-    empty = booster.predict(_reader(counts[:0], Path()))
+        booster.predict(reader_of(counts.drop(columns="x1"), Path()))
+    empty = booster.predict(reader_of(counts[:0], Path()))
     assert empty.schema == pa.schema({"prediction": pa.float64()}) and len(empty.read_all()) == 0
     assert len(booster.predict(pl.from_arrow(table_of(counts[:0])).lazy())) == 0
     classes = dboost.fit(counts.assign(c=np.where(counts["x0"] > 0, "a", "b")), "c", features=["x0"], **OPTIONS)
-    assert classes.predict(_reader(counts[:0], Path())).schema == pa.schema({"prediction": pa.string()})
-    assert classes.predict_proba(_reader(counts[:0], Path())).schema.names == ["a", "b"]
+    assert classes.predict(reader_of(counts[:0], Path())).schema == pa.schema({"prediction": pa.string()})
+    assert classes.predict_proba(reader_of(counts[:0], Path())).schema.names == ["a", "b"]
 
 
 @pytest.mark.fast_cells(2)
@@ -861,7 +712,7 @@ def test_batches_whose_other_columns_are_not_read_do_not_stay_in_memory(kind: st
             writer.write_batch(batch)
     with pa.OSFile(str(tmp_path / "rows.arrow")) as file:
         opened = pa.ipc.open_stream(file)
-        data = opened if kind == "file" else _Exporter(opened)
+        data = opened if kind == "file" else Exporter(opened)
         before, largest, parts = pa.total_allocated_bytes(), 0, []
         for part in stream_of(data).partitions(["c3", "c19"]):
             largest = max(largest, pa.total_allocated_bytes() - before)

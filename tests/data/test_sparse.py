@@ -24,7 +24,7 @@ import dboost
 from dboost import DataError, DBoostClassifier, DBoostRegressor
 from dboost.data.columns import sparse
 from dboost.data.columns.sparse import SparseColumn, columns_of_matrix, packed, unpacked
-from tests.helpers.clusters import Processes, at, held_rows, threads_cluster
+from tests.helpers.clusters import Processes, at, held_rows
 from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
@@ -42,36 +42,6 @@ FORMATS: list[Callable[[Any], Any]] = [
 @pytest.fixture(scope="module")
 def dense() -> dboost.Booster:
     return dboost.fit(DENSE, Y, **OPTIONS)
-
-
-@pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
-def test_the_model_is_that_of_the_dense_table(make: Callable[[Any], Any], dense: dboost.Booster) -> None:
-    rows = make(DENSE)
-    assert dboost.fit(rows, Y, **OPTIONS).sha256 == dense.sha256
-    assert dboost.fit(rows, Y, memory_limit="60MiB", **OPTIONS).sha256 == dense.sha256
-    for method in ("predict", "apply", "shap_values"):
-        np.testing.assert_array_equal(getattr(dense, method)(rows), getattr(dense, method)(DENSE))
-    np.testing.assert_array_equal(dense.predict(rows, offset=Y), dense.predict(DENSE, offset=Y))
-    np.testing.assert_array_equal(list(dense.staged_predict(rows)), list(dense.staged_predict(DENSE)))
-
-
-def test_all_functions_that_take_a_table(dense: dboost.Booster) -> None:
-    rows = sp.csr_matrix(DENSE)
-
-    def same(call: Callable[[Any], Any]) -> None:
-        assert call(rows) == call(DENSE)
-
-    same(lambda X: dboost.fit(X, Y, start_from=dense, **OPTIONS).sha256)
-    same(lambda X: dboost.fit(X, Y, categorical_features=[5], **OPTIONS).sha256)
-    same(lambda X: dboost.fit(X, Y, sample_weight=np.arange(N) % 3, split_proposal="tree", **OPTIONS).sha256)
-    same(lambda X: dboost.fit(X, Y, split_proposal="exact", **OPTIONS).sha256)
-    same(lambda X: dboost.fit(X, Y, eval_set=(X, Y), **OPTIONS).history["eval_squared_error"].tolist())
-    same(lambda X: dboost.cv(X, Y, folds=3, **OPTIONS).best_score)
-    same(lambda X: dense.refit_leaves(X, Y).sha256)
-    same(lambda X: dense.importance("permutation", data=X, target=Y).tolist())
-    with dboost.prepare(rows, Y) as of_sparse, dboost.prepare(DENSE, Y) as of_dense:
-        assert dboost.fit(of_sparse, **OPTIONS).sha256 == dboost.fit(of_dense, **OPTIONS).sha256
 
 
 def test_interpretation(dense: dboost.Booster, tune: Tune) -> None:
@@ -121,23 +91,6 @@ def test_interpretation_makes_no_dense_table() -> None:
         assert peak < 8 * n * p / 2, call  # a dense copy has 80 MB
 
 
-@pytest.mark.parametrize("chunks", [(120, 12), (170, 5), ((0, 300, 0, 200), 12)], ids=str)
-def test_dask_arrays_of_sparse_blocks(chunks: Any, dense: dboost.Booster) -> None:
-    rows = da.from_array(DENSE, chunks=chunks).map_blocks(sp.csr_matrix)
-    assert dboost.fit(rows, Y, **OPTIONS).sha256 == dense.sha256
-    assert dboost.fit(rows, Y, memory_limit="60MiB", **OPTIONS).sha256 == dense.sha256
-    np.testing.assert_array_equal(np.asarray(dense.predict(rows)), dense.predict(DENSE))
-
-
-def test_clusters(dense: dboost.Booster) -> None:
-    rows = da.from_array(DENSE, chunks=(120, 12)).map_blocks(sp.csr_matrix)
-    with threads_cluster() as client:
-        assert dboost.fit(sp.csr_matrix(DENSE), Y, client=client, **OPTIONS).sha256 == dense.sha256
-        for data in (rows, rows.persist()):
-            assert dboost.fit(data, da.from_array(Y, chunks=120), client=client, **OPTIONS).sha256 == dense.sha256
-        np.testing.assert_array_equal(dense.predict(rows).compute(), dense.predict(DENSE))
-
-
 def test_processes_and_lost_partitions(dense: dboost.Booster) -> None:
     blocks = da.from_array(DENSE, chunks=(60, 12)).map_blocks(sp.csr_matrix)
     frame = pd.DataFrame(DENSE, columns=[f"f{j}" for j in range(12)])
@@ -165,21 +118,6 @@ def test_processes_and_lost_partitions(dense: dboost.Booster) -> None:
         (lost,) = booster.history.attrs["lost_workers"]
         assert lost["worker"] == victim
         assert lost["rows"] > 0
-
-
-@pytest.mark.parametrize("npartitions", [1, 3])
-def test_dask_frames_with_sparse_columns(npartitions: int) -> None:
-    frame = pd.DataFrame(DENSE, columns=[f"c{j}" for j in range(12)]).assign(y=Y)
-    some = {f"c{j}": pd.SparseDtype(float, 0.0) for j in range(0, 12, 2)}
-    rows = dd.from_pandas(frame.astype(some), npartitions=npartitions)
-    booster = dboost.fit(frame, "y", **OPTIONS)
-    for options in ({}, {"memory_limit": "60MiB"}, {"eval_set": rows}):
-        assert dboost.fit(rows, "y", **OPTIONS | options).sha256 == dboost.fit(frame, "y", **OPTIONS | options).sha256
-    pd.testing.assert_series_equal(booster.predict(rows).compute(), booster.predict(frame))
-    pd.testing.assert_frame_equal(booster.shap_values(rows).compute(), booster.shap_values(frame))
-    pd.testing.assert_frame_equal(booster.drift(rows), booster.drift(frame))
-    with dboost.prepare(rows, "y") as prepared:
-        assert dboost.fit(prepared, **OPTIONS).sha256 == booster.sha256
 
 
 @pytest.mark.parametrize("fill", [0.0, np.nan, 1.0])

@@ -211,14 +211,14 @@ def _parquet_list(frame: pd.DataFrame, rng: Random, folder: Path) -> list[str]:
     return sorted(map(str, place.iterdir()), reverse=True)
 
 
-def _write_csv(frame: pd.DataFrame, file: Path) -> None:
+def write_csv(frame: pd.DataFrame, file: Path) -> None:
     narrow = [name for name, dtype in frame.dtypes.items() if str(dtype) in ("float16", "float32")]
     frame.astype(dict.fromkeys(narrow, np.float64)).to_csv(file, index=False)
 
 
 def _csv(frame: pd.DataFrame, rng: Random, folder: Path) -> Path:
     file = new_file(folder, rng.choice([".csv", ".csv.gz"]))
-    _write_csv(frame, file)
+    write_csv(frame, file)
     return file
 
 
@@ -228,7 +228,7 @@ def _csv_parts(frame: pd.DataFrame, rng: Random, folder: Path) -> list[str]:
     files = []
     for i, (a, b) in enumerate(pairwise(borders(len(frame), rng))):
         files.append(place / f"part-{i:03d}.csv")
-        _write_csv(frame.iloc[a:b], files[-1])
+        write_csv(frame.iloc[a:b], files[-1])
     return [str(file) for file in files]
 
 
@@ -245,47 +245,47 @@ class Form(NamedTuple):
     where: str = "memory"
 
 
-_AS_NUMBERS, _NO_ARROW, _NO_CSV = "numbers as categories", "complex numbers, or text among numbers", "what CSV does not have"
-_NO_KEYS = "a last feature that is no key of folders"
+AS_NUMBERS, NO_ARROW, _NO_CSV = "numbers as categories", "complex numbers, or text among numbers", "what CSV does not have"
+NO_KEYS = "a last feature that is no key of folders"
 FORMS: dict[str, Form] = {
     "pandas": Form(lambda frame, rng, folder: frame),
     "pandas, odd index": Form(_odd_index),
     "pandas, other layouts": Form(_relaid),
     "pandas, nullable": Form(_nullable),
-    "pandas, arrow": Form(_arrow_backed, (_AS_NUMBERS, _NO_ARROW)),
+    "pandas, arrow": Form(_arrow_backed, (AS_NUMBERS, NO_ARROW)),
     "pandas, objects": Form(_objects, ("arrays of Arrow",)),
-    "polars": Form(_polars, (_AS_NUMBERS, _NO_ARROW)),
-    "polars, lazy": Form(lambda *given: _polars(*given).lazy(), (_AS_NUMBERS, _NO_ARROW)),
-    "polars, categories": Form(_polars_categories, (_AS_NUMBERS, _NO_ARROW)),
-    "arrow": Form(lambda frame, rng, folder: to_arrow(frame), (_NO_ARROW,)),
-    "arrow, chunks": Form(_chunked, (_AS_NUMBERS, _NO_ARROW)),
-    "arrow, views": Form(_views, (_NO_ARROW,)),
-    "arrow, stream": Form(lambda frame, rng, folder: Stream(to_arrow(frame)), (_NO_ARROW,)),
+    "polars": Form(_polars, (AS_NUMBERS, NO_ARROW)),
+    "polars, lazy": Form(lambda *given: _polars(*given).lazy(), (AS_NUMBERS, NO_ARROW)),
+    "polars, categories": Form(_polars_categories, (AS_NUMBERS, NO_ARROW)),
+    "arrow": Form(lambda frame, rng, folder: to_arrow(frame), (NO_ARROW,)),
+    "arrow, chunks": Form(_chunked, (AS_NUMBERS, NO_ARROW)),
+    "arrow, views": Form(_views, (NO_ARROW,)),
+    "arrow, stream": Form(lambda frame, rng, folder: Stream(to_arrow(frame)), (NO_ARROW,)),
     "dask": Form(_lazy, where="lazy"),
     "dask, from pandas": Form(_from_pandas, ("objects that are not text",), "lazy"),
-    "dask, arrow": Form(_lazy_arrow, (_AS_NUMBERS, _NO_ARROW), "lazy"),
-    "parquet": Form(_parquet, (_NO_ARROW,), "path"),
-    "parquet, folder": Form(_parquet_folder, (_AS_NUMBERS, _NO_ARROW), "path"),
-    "parquet, keys": Form(_parquet_keys, (_NO_ARROW, _NO_KEYS), "path"),
-    "parquet, list": Form(_parquet_list, (_AS_NUMBERS, _NO_ARROW), "list"),
-    "csv": Form(_csv, (_AS_NUMBERS, _NO_ARROW, _NO_CSV), "path"),
-    "csv, folder": Form(_csv_folder, (_AS_NUMBERS, _NO_ARROW, _NO_CSV), "path"),
-    "csv, list": Form(_csv_parts, (_AS_NUMBERS, _NO_ARROW, _NO_CSV), "list"),
+    "dask, arrow": Form(_lazy_arrow, (AS_NUMBERS, NO_ARROW), "lazy"),
+    "parquet": Form(_parquet, (NO_ARROW,), "path"),
+    "parquet, folder": Form(_parquet_folder, (AS_NUMBERS, NO_ARROW), "path"),
+    "parquet, keys": Form(_parquet_keys, (NO_ARROW, NO_KEYS), "path"),
+    "parquet, list": Form(_parquet_list, (AS_NUMBERS, NO_ARROW), "list"),
+    "csv": Form(_csv, (AS_NUMBERS, NO_ARROW, _NO_CSV), "path"),
+    "csv, folder": Form(_csv_folder, (AS_NUMBERS, NO_ARROW, _NO_CSV), "path"),
+    "csv, list": Form(_csv_parts, (AS_NUMBERS, NO_ARROW, _NO_CSV), "list"),
 }
 
 
 def lacking(frame: pd.DataFrame) -> set[str]:
     """Return what some forms cannot hold and the frame has."""
-    found = set() if runs_of(frame) else {_NO_KEYS}
+    found = set() if runs_of(frame) else {NO_KEYS}
     if has_numbers_as_categories(frame):
-        found.add(_AS_NUMBERS)
+        found.add(AS_NUMBERS)
     for name, dtype in frame.dtypes.items():
         if isinstance(dtype, pd.ArrowDtype):
             found.add("arrays of Arrow")
         if isinstance(dtype, pd.SparseDtype):
             continue
         if dtype.kind == "c":
-            found.add(_NO_ARROW)
+            found.add(NO_ARROW)
         if dtype.kind in "mM" or isinstance(next(iter(frame[name]), None), datetime.date):
             found.add(_NO_CSV)
         values = frame[name].dropna()
@@ -297,7 +297,7 @@ def lacking(frame: pd.DataFrame) -> set[str]:
         ):
             found.add("objects that are not text")  # Dask converts objects to text
             if len(set(map(type, values)) & {str, float}) == 2:
-                found.add(_NO_ARROW)
+                found.add(NO_ARROW)
         if _is_text(values.unique()):
             if (values == "").any():
                 found.add(_NO_CSV)

@@ -20,6 +20,15 @@ _BORDERS = [30, 30, 60]
 _ROLES = {"y": "target", "k": "target", "w": "sample_weight", "o": "offset"}
 
 
+def plain(answers: Any) -> np.ndarray:
+    """Return answers of any library as an array."""
+    answers = answers.compute() if hasattr(answers, "compute") else answers
+    answers = answers.read_all() if isinstance(answers, pa.RecordBatchReader) else answers
+    answers = answers.to_pandas() if isinstance(answers, pa.Table) else answers
+    found = np.asarray(answers)
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+
+
 @dataclass(frozen=True)
 class Form:
     """A way to pass a table.

@@ -19,6 +19,7 @@ from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, Fixed
 from tests.suite.cases import trained
 from tests.suite.covering import cells
+from tests.suite.forms import plain
 
 pytestmark = [
     pytest.mark.filterwarnings(action)
@@ -35,15 +36,6 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], str | None]] = {
     "distribution": (Booster.predict_distribution, "--distribution"),
     "leaves": (Booster.apply, None),
 }
-
-
-def plain(answers: Any) -> np.ndarray:
-    """Return answers of any library as an array."""
-    answers = answers.compute() if hasattr(answers, "compute") else answers
-    answers = answers.read_all() if isinstance(answers, pa.RecordBatchReader) else answers
-    answers = answers.to_pandas() if isinstance(answers, pa.Table) else answers
-    found = np.asarray(answers)
-    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
 def asked(model: Booster, output: str, rows: Any, **how: Any) -> np.ndarray:
