@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.columns.binning import ColumnSamples, sample_rows
-from dboost.data.columns.roles import RowRoles, kept_rows
+from dboost.data.columns.roles import kept_rows
 from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import distinct_of, encode_table, sampled
@@ -40,7 +40,7 @@ from dboost.session.fit_records import BuildSpec, RowIdRanges
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.starting_rows import StartingRows
-from dboost.session.target import Target, encode_chunk, encode_like
+from dboost.session.target import EncodedRoles, Target, encode_chunk, encode_like
 from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, first_scores, starting_scores
 from dboost.trees.apply_trees import ConsecutiveCodes
 
@@ -315,14 +315,13 @@ class TableRows:
                         at += len(matrix)
                 self._scores.put(k, [scores])
 
-    def ranges(self) -> Iterator[RowRoles]:
-        """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
-        offsets if there are any."""
+    def ranges(self) -> Iterator[EncodedRoles]:
+        """Yield the roles of ranges that together are the rows of positive weight."""
         table = self.table
         if not table.keeps_roles_apart and kept_rows(table.weight) is None:
-            roles = replace(table.all_roles, target=self.y)
-            if roles.n_rows:
-                yield replace(roles, offset=self.start_scores) if self._has_start_scores else roles
+            if table.n_rows:
+                roles = replace(table.all_roles, target=self.y)
+                yield EncodedRoles.with_scores(roles, self.start_scores if self._has_start_scores else None)
             return
         for k in range(table.n_chunks):
             if self.table.n_kept(k):
@@ -386,13 +385,12 @@ class TableRows:
         first = sum(self.table.lengths[:k])
         return self.y[..., first : first + self.table.lengths[k]]
 
-    def range_of(self, k: int) -> RowRoles:
+    def range_of(self, k: int) -> EncodedRoles:
         """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
-        given = self.table.roles(k)
-        kept = kept_rows(given.weight)
-        roles = replace(given, target=self.target_of(k))
+        roles = replace(self.table.roles(k), target=self.target_of(k))
+        kept = kept_rows(roles.weight)
         roles = roles if kept is None else roles.rows(kept)
-        return replace(roles, offset=self.start_scores_of(k)) if self._has_start_scores else roles
+        return EncodedRoles.with_scores(roles, self.start_scores_of(k) if self._has_start_scores else None)
 
     def start_scores_of(self, k: int) -> np.ndarray:
         """Return the start scores of the rows of positive weight of chunk k: float64[n_outputs, n]."""

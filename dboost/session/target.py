@@ -34,6 +34,19 @@ _log = logging.getLogger("dboost")
 
 
 @dataclass(frozen=True, eq=False)
+class EncodedRoles(RowRoles):
+    """The roles of some rows of positive weight, with encoded targets."""
+
+    #: Raw scores by a model of other data that is continued: float64[n_outputs, n]. They include the offset.
+    start_scores: np.ndarray | None = None
+
+    @classmethod
+    def with_scores(cls, roles: RowRoles, start_scores: np.ndarray | None) -> EncodedRoles:
+        """Return roles, whose targets are encoded, with start scores."""
+        return cls(roles.target, roles.weight, roles.offset, roles.group, start_scores)
+
+
+@dataclass(frozen=True, eq=False)
 class Target:
     """The loss and the classes. Encoded targets are float64, for classes 0, 1, 2, …"""
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import RowRoles
 from dboost.errors import DataError, ParameterError, warn
 from dboost.exact import ExactSum, merged_float, total, unit_for
 from dboost.losses import BaseLoss
@@ -32,11 +31,12 @@ from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, targe
 from dboost.params import Parameters
 from dboost.session.sessions import Sessions
 from dboost.session.table_rows import TableRows
+from dboost.session.target import EncodedRoles
 from dboost.training.minimize import minimize_convex
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
-#: ``ask(function, *arguments)`` returns ``function(rows, *arguments)`` of each row subset (`RowRoles`, with encoded targets).
+#: ``ask(function, *arguments)`` returns ``function(rows, *arguments)`` of each row subset (`EncodedRoles`).
 Ask = Callable[..., list[Any]]
 
 
@@ -206,18 +206,15 @@ class Units:
 
 
 def of_roles(sessions: Sessions, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return ``function(roles, *arguments)`` of ranges that together are all rows of positive weight.
-
-    The raw scores of a model that is continued replace the offset.
-    """
+    """Return ``function(roles, *arguments)`` of ranges that together are all rows of positive weight (`EncodedRoles`)."""
     return [answer for answers in sessions.ask(TableRows.map_rows, function, arguments) for answer in answers]
 
 
 def target_stats(loss: BaseLoss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None) -> TargetStats:
     """Compute the statistics from targets, weights and offsets of all training rows.
 
-    continues : whether a model is continued (default False). Then the offsets are its raw scores (used for a single output
-    only), the baseline is unused and zero, and targets that determine no initial score are allowed.
+    continues : whether a model is continued (default False). Then rows have start scores, the baseline is unused and zero, and
+    targets that determine no initial score are allowed.
     sizes : merged from `sizes_of` all rows, default None: they are asked for.
 
     Raises
@@ -322,7 +319,7 @@ def _find_units(baseline: Baseline, ask: Ask, sums: TargetSums, continues: bool)
     if spread is None:
         spread = max(mean - sums.sizes.lowest, sums.sizes.highest - mean)
     magnitude = None
-    if start.magnitude is not None and not (sums.sizes.has_offset and loss.link.uses_offset):
+    if start.magnitude is not None and not ((sums.sizes.has_offset or continues) and loss.link.uses_offset):
         magnitude = start.magnitude(mean, spread)
     if magnitude is None:
         largest = ask(_largest_loss, loss, baseline.scores)
@@ -390,23 +387,22 @@ def _with_known_sums(ask: Ask, known: list[Any], function: Callable[..., Any], *
     return known
 
 
-def _of_output(rows: RowRoles, output: int, column: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def _of_output(rows: EncodedRoles, output: int, column: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with the rows for the loss of one output alone."""
     return function(_alone(rows, output, column), *arguments)
 
 
-def _alone(rows: RowRoles, output: int, column: int) -> RowRoles:
-    offset = rows.offset  # or the raw scores of a model that is continued, float64[n_outputs, n]
-    if offset is not None and offset.ndim == 2:
-        offset = offset[output : output + 1]
-    return replace(rows, target=target_column(rows.numeric_target, column), offset=offset)
+def _alone(rows: EncodedRoles, output: int, column: int) -> EncodedRoles:
+    start_scores = None if rows.start_scores is None else rows.start_scores[output : output + 1]
+    return replace(rows, target=target_column(rows.numeric_target, column), start_scores=start_scores)
 
 
-def _in_unit(rows: RowRoles, unit: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with targets and offsets in a unit."""
+def _in_unit(rows: EncodedRoles, unit: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with targets, offsets and start scores in a unit."""
     if unit != 1.0:
         offset = None if rows.offset is None else rows.offset / unit
-        rows = replace(rows, target=rows.numeric_target / unit, offset=offset)
+        start_scores = None if rows.start_scores is None else rows.start_scores / unit
+        rows = replace(rows, target=rows.numeric_target / unit, offset=offset, start_scores=start_scores)
     return function(rows, *arguments)
 
 
@@ -435,7 +431,7 @@ def _losses(loss: BaseLoss, ask: Ask, means: np.ndarray, counted: tuple[int, flo
     """See `TargetStats`. means : as of `Start.constants`; counted : as of `AllRows`."""
 
     def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return ask(_without_offset, function, *arguments)
+        return ask(_without_scores, function, *arguments)
 
     of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
     if loss.targets.are_classes and not ((means > 0) & (means < 1)).any():  # one class only
@@ -445,11 +441,11 @@ def _losses(loss: BaseLoss, ask: Ask, means: np.ndarray, counted: tuple[int, flo
     return of_model, merged_float(alone(_total_loss, loss, best)) if np.isfinite(best).all() else 0.0
 
 
-def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(replace(rows, offset=None), *arguments)
+def _without_scores(rows: EncodedRoles, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(replace(rows, offset=None, start_scores=None), *arguments)
 
 
-def _total_loss(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> int | None:
+def _total_loss(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
     with np.errstate(all="ignore"):
         return total(_weighted(loss.value(rows.numeric_target, _raw_scores(rows, loss, at)), rows))
@@ -513,7 +509,7 @@ def output_scales(loss: BaseLoss, ask: Ask, baseline: np.ndarray) -> np.ndarray:
     )
 
 
-def _gradient_squares(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> list[int | None]:
+def _gradient_squares(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray) -> list[int | None]:
     """Return Σ w g² of each output with raw scores offset + `at` (float64[n_outputs]), exactly; g as kernels compute it."""
     with np.errstate(all="ignore"):
         gradient = loss.gradient(rows.numeric_target, _raw_scores(rows, loss, at))
@@ -530,7 +526,7 @@ def _rows_at(ask: Ask, loss: BaseLoss, at: np.ndarray, n_rows: int, max_weight: 
     return AllRows(merged, n_rows, max_weight)
 
 
-def _of_part(rows: RowRoles, loss: BaseLoss, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
+def _of_part(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
     return part(PartOfRows(rows.numeric_target, _raw_scores(rows, loss, at), rows.weight), *arguments)
 
 
@@ -541,13 +537,13 @@ def _slopes(ask: Ask, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[floa
     return slope, curvature
 
 
-def _derivatives(rows: RowRoles, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[int | None, int | None]:
+def _derivatives(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray, output: int) -> tuple[int | None, int | None]:
     with np.errstate(over="ignore", invalid="ignore"):
         gradient, hessian = loss.slopes(output, rows.numeric_target, _raw_scores(rows, loss, at))
         return total(_weighted(gradient, rows)), total(_weighted(hessian, rows))
 
 
-def _largest_loss(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> tuple[float, float]:
+def _largest_loss(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray) -> tuple[float, float]:
     """Return the largest loss, and the largest distance between target and prediction."""
     if not rows.n_rows:
         return 0.0, 0.0
@@ -557,19 +553,21 @@ def _largest_loss(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> tuple[float
         return float(np.abs(loss.value(y, raw)).max()), float(largest)
 
 
-def _raw_scores(rows: RowRoles, loss: BaseLoss, at: np.ndarray) -> np.ndarray:
-    """Return offset + `at` (float64[n_outputs]), or the scores of the model that is continued + `at`: float64[n_outputs, n]."""
+def _raw_scores(rows: EncodedRoles, loss: BaseLoss, at: np.ndarray) -> np.ndarray:
+    """Return start scores, or else the offset, + `at` (float64[n_outputs]): float64[n_outputs, n]."""
     raw = np.repeat(at[:, None], rows.n_rows, axis=1)
-    if rows.offset is not None:
-        raw[loss.link.offset_outputs if rows.offset.ndim == 1 else slice(None)] += rows.offset
+    if rows.start_scores is not None:
+        raw += rows.start_scores
+    elif rows.offset is not None:
+        raw[loss.link.offset_outputs] += rows.offset
     return raw
 
 
-def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
+def _weighted(values: np.ndarray, rows: EncodedRoles) -> np.ndarray:
     return values if rows.weight is None else values * rows.weight
 
 
-def sizes_of(rows: RowRoles, loss: BaseLoss) -> Sizes:
+def sizes_of(rows: EncodedRoles, loss: BaseLoss) -> Sizes:
     """Return the sizes of some rows."""
     parts = tuple(
         sizes_of(_alone(rows, output, column), part)
@@ -589,7 +587,7 @@ def sizes_of(rows: RowRoles, loss: BaseLoss) -> Sizes:
     return Sizes(n, float(weight.max()), lowest, highest, has_offset, is_whole, n_counted, n_positive, parts)
 
 
-def _sums(rows: RowRoles, loss: BaseLoss, units: SumUnits) -> list[ExactSum]:
+def _sums(rows: EncodedRoles, loss: BaseLoss, units: SumUnits) -> list[ExactSum]:
     """Return the sums of the loss, and then the total weight."""
     weight, n = rows.weight, rows.n_rows
     weights = ExactSum(units.weight, int(n * units.weight)) if weight is None else ExactSum.of(weight, units.weight)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.data import RowRoles
 from dboost.errors import ParameterError
 from dboost.exact import ExactSum, unit_for
 from dboost.kernels import or_empty
@@ -49,6 +48,7 @@ from dboost.losses.gradient_pass import (
     output_terms,
     update_gradients,
 )
+from dboost.session.target import EncodedRoles
 from dboost.training.target_stats import TargetStats, target_stats
 from tests.helpers.compiled import kept
 
@@ -66,7 +66,7 @@ class Case:
         return "-".join(map(str, stored.values()))
 
     def start(self, y: np.ndarray, weight: np.ndarray | None = None) -> TargetStats:
-        return target_stats(self.loss, lambda function, *arguments: [function(RowRoles(y, weight), *arguments)])
+        return target_stats(self.loss, lambda function, *arguments: [function(EncodedRoles(y, weight), *arguments)])
 
     @property
     def n_outputs(self) -> int:

@@ -13,9 +13,9 @@ from distributed import Client
 from sklearn.ensemble import AdaBoostClassifier, AdaBoostRegressor, HistGradientBoostingClassifier
 
 import dboost
-from dboost.data import RowRoles
 from dboost.losses import by_name
 from dboost.params import Parameters
+from dboost.session.target import EncodedRoles
 from dboost.training.target_stats import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
 
@@ -73,7 +73,7 @@ def test_integer_weights_count_rows() -> None:
     [(np.full(N, 1.0 - 2.0**-40), 1.0), (np.where(LABEL, 0.7, 0.3), None), (np.full(N, 3.0), 1.0), (np.full(N, 0.25), 0.25)],
 )
 def test_the_mean_weight_is_at_most_one_and_not_below_it_by_rounding(weight: np.ndarray, mean: float | None) -> None:
-    stats = target_stats(by_name("squared_error"), lambda function, *arguments: [function(RowRoles(Y, weight), *arguments)])
+    stats = target_stats(by_name("squared_error"), lambda function, *arguments: [function(EncodedRoles(Y, weight), *arguments)])
     assert stats.mean_weight == pytest.approx(weight.mean() if mean is None else mean, rel=1e-15 if mean is None else 0)
     assert (in_units_of(Parameters(), stats) == Parameters()) == (stats.mean_weight == 1.0)
 

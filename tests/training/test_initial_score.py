@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.data import RowRoles
 from dboost.losses import BaseLoss, LogLoss, SoftmaxLogLoss, SquaredError
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
+from dboost.session.target import EncodedRoles
 from dboost.training.target_stats import Ask, TargetStats, target_stats
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
@@ -32,7 +32,7 @@ def in_parts(y: np.ndarray, weight: np.ndarray | None, borders: list[int]) -> As
     """Return an `Ask` over several parts of the rows, some of which may be empty."""
     pieces = [slice(*pair) for pair in pairwise([0, *sorted(min(b, len(y)) for b in borders), len(y)])]
     return lambda function, *arguments: [
-        function(RowRoles(y[piece], None if weight is None else weight[piece]), *arguments) for piece in pieces
+        function(EncodedRoles(y[piece], None if weight is None else weight[piece]), *arguments) for piece in pieces
     ]
 
 
