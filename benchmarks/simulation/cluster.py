@@ -529,7 +529,7 @@ class _Source(ReadTasks):
             address = preferred or addresses[i % len(addresses)]
             (bundle,) = dask.get(self.graph | {"bundle": self.bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
-            partitions = holding.open_batch(batch, plan, None, whole=False)
+            partitions = holding.loading.open(batch, plan, None, False, holding.n_threads)
             n_rows = partitions.take(i, dask_collections.in_place(bundle, self.filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts

@@ -18,7 +18,7 @@ files, blocks are small enough that the buffers of all sections fit in memory wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -211,6 +211,75 @@ class BiteStore:
     def close(self) -> None:
         """Release the memory, and remove the files."""
         self._store.close()
+
+
+class Bites:
+    """The rows of a session that are divided into bites, and the trees that their scores lack.
+
+    Attributes
+    ----------
+    stores : dict
+        A `BiteStore` of each batch; empty without arcbites.
+    """
+
+    def __init__(self) -> None:
+        self.stores: dict[str, BiteStore] = {}
+        self._iterations: list[Sequence[FitTree]] = []  # of the fit when its rows were selected last
+        self._closed_bytes_read = 0
+
+    @property
+    def n_rows(self) -> int:
+        return sum(store.n_rows for store in self.stores.values())
+
+    @property
+    def n_selected(self) -> int:
+        """Number of rows that are trained on."""
+        return sum(store.n_selected for store in self.stores.values())
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from files so far."""
+        return self._closed_bytes_read + sum(store.bytes_read for store in self.stores.values())
+
+    def rows_in_files(self, batch: str) -> int:
+        """Return the number of rows of a batch that are in files."""
+        return self.stores[batch].rows_in_files if batch in self.stores else 0
+
+    def note_iterations(self, iterations: Iterations, first: int) -> bool:
+        """Note the iterations of the fit from number `first` on; return False if some before these are lacking."""
+        if first > len(self._iterations):
+            return False
+        self._iterations[first:] = iterations
+        return True
+
+    def batches_on(self, selected: SelectedRows) -> set[str]:
+        """Return the batches of which the selected rows are trained on already."""
+        return {batch for batch, store in self.stores.items() if store.selected == selected}
+
+    def load(self, selected: SelectedRows) -> Iterator[tuple[str, BuildSpec, EncodedStore]]:
+        """Yield the selected rows of each other batch that has some."""
+        current = self.batches_on(selected)
+        for batch, store in self.stores.items():
+            encoded = None if batch in current else store.select(selected, self._iterations)
+            if encoded is not None:
+                yield batch, store.spec, encoded
+
+    def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
+        """Drop the rows of a batch's other partitions."""
+        if batch not in self.stores:
+            return
+        if partition_ids:
+            self.stores[batch].keep_only(partition_ids)
+        else:
+            store = self.stores.pop(batch)
+            self._closed_bytes_read += store.bytes_read
+            store.close()
+
+    def close(self) -> None:
+        """Release the memory, and remove the files."""
+        for store in self.stores.values():
+            store.close()
+        self.stores = {}
 
 
 def _fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:

@@ -1,10 +1,4 @@
-"""Encoded rows of a session, which it trains on, or hands over to another session of its host.
-
-Workers of a host need no rounds between each other if one of them trains on all rows of the host. They read, sample, propose
-and encode in parallel; then each sends its encoded rows (about a byte a value) and its evaluation rows to one of them
-(`cluster.worker.host_sessions`). That session keeps what it has received until it is told which partitions it has
-(`Session.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
-told to drop them, so the call can be repeated.
+"""Encoded rows of a session in memory, before it trains on them or hands them over to another session of its host.
 
 Arrays are copied as little as possible: they are sent from where they were encoded, and used from where they were received. A
 session that is to have one shard of all rows makes room in its codes before it encodes its own rows, and the others are copied
@@ -21,7 +15,6 @@ from dboost.rows.encode import in_ranges
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.shard import RowIds
 from dboost.rows.shard_spec import ShardSpec
-from dboost.session.evaluation_rows import EncodedEvalRows
 from dboost.session.fit_records import BuildSpec
 
 
@@ -45,14 +38,6 @@ class EncodedRows(NamedTuple):
 def row_bytes(spec: ShardSpec) -> int:
     """Return the bytes of an encoded row, at most."""
     return sum(field.n_bytes(1) for group in spec.start_groups() for field in group.fields)
-
-
-class HandedRows(NamedTuple):
-    """What a session sends at a time of the rows of a batch."""
-
-    partitions: tuple[int, ...]  # of the whole batch
-    rows: list[EncodedRows]  # none if no row has positive weight
-    eval_rows: list[EncodedEvalRows]
 
 
 def joined_rows(parts: list[EncodedRows], spec: BuildSpec, n_threads: int) -> EncodedStore:

@@ -175,6 +175,52 @@ class PartitionBatch:
             self._metadata_spool.close()
 
 
+class Loading:
+    """The batches of a session that are read. Loading tasks and moves of partitions use it, several at a time.
+
+    spare : memory that the session may use; None without a limit.
+    """
+
+    def __init__(self, spare: Budget | None) -> None:
+        self._spare = spare
+        self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the batches."""
+        return list(self._batches)
+
+    def open(self, name: str, plan: ReadPlan, budget: Budget | None, whole: bool, n_threads: int) -> PartitionBatch:
+        """Return a batch for partitions that are read; make it at the first call.
+
+        whole : whether the user passed a role as one array for all rows; n_threads : of the session.
+        """
+        with self._lock:
+            if name not in self._batches:
+                retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
+                if budget is None:
+                    self._batches[name] = PartitionBatch(plan, retained)
+                else:
+                    self._batches[name] = PartitionBatch(
+                        plan, budget.retained, budget.chunk,
+                        spool_roles=not whole, limit=budget.on_threads(n_threads), turn=self._turn,
+                    )  # fmt: skip
+            return self._batches[name]
+
+    def batch(self, name: str) -> PartitionBatch:
+        """Return a batch whose partitions have been read; raise MissingPartitions without such a batch."""
+        opened = self._batches.get(name)
+        if opened is None:
+            raise MissingPartitions(name)
+        return opened
+
+    def close(self, name: str) -> None:
+        """Release a batch, if it is there."""
+        if name in self._batches:
+            self._batches.pop(name).close()
+
+
 class _Scanned(NamedTuple):
     """The listed partitions of a batch."""
 

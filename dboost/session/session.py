@@ -12,7 +12,7 @@ not change the gradients.
 **Rows are divided among threads**, a share of the shard for each. Each share has its own histograms, and the session returns
 their sums. Rows that are loaded later, because another worker died, become further training rows with a shard of their own.
 
-**Rows of a host.** Sessions of a host may hand their encoded rows over to one of them, see `encoded_rows`.
+**Rows of a host.** Sessions of a host may hand their encoded rows over to one of them, see `hand_over`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.columns.binning import ColumnSamples, propose_together
-from dboost.data.columns.read_plan import ReadPlan
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
@@ -41,9 +40,9 @@ from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.shard import check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.session.bites import BiteStore, Iterations
-from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_rows
-from dboost.session.evaluation_rows import EncodedEvalRows, SessionEvalSets
+from dboost.session.bites import Bites, BiteStore, Iterations
+from dboost.session.encoded_rows import joined_rows
+from dboost.session.evaluation_rows import SessionEvalSets
 from dboost.session.fit_records import (
     BuildSpec,
     MissingPartitions,
@@ -52,8 +51,9 @@ from dboost.session.fit_records import (
     RowPlaces,
     SelectedRows,
 )
+from dboost.session.hand_over import Exchange, HandedRows
 from dboost.session.memory import Budget, trim_memory
-from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
+from dboost.session.partition_batch import Loading
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
@@ -82,7 +82,7 @@ class Session:
     Parameters
     ----------
     n_threads : int
-        Threads for this fit.
+        Threads for this fit; `use_threads` changes the attribute.
     folder : Path, optional
         Folder for rows that exceed a memory limit; default: the folder of Dask's temporary files.
     spare : Budget, optional
@@ -98,8 +98,12 @@ class Session:
         Held during a call.
     latest : int
         Largest round number that a call had.
+    loading : Loading
+        The batches that are read.
     trained : list of TrainingRows
         The training rows, of each batch that is built.
+    bites : Bites or None
+        All rows, of which some are trained on; None without arcbites.
     pass_width : PassWidth
         What a round may do, if it is a pass over files.
     """
@@ -110,38 +114,26 @@ class Session:
         self.id = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
-        self._n_threads, self._folder, self._spare = n_threads, folder, spare
+        self.n_threads, self._folder, self._spare = n_threads, folder, spare
         self._given_team = team
         self._n_growing: int | None = None  # see `use_threads`
         self._resources = ExitStack()  # released by `close`
-        self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
-        self._batches_lock, self._turn = threading.Lock(), threading.Lock()
+        # The rows of a batch: while they are read, as a table, perhaps encoded for another session, and for training.
+        self.loading = Loading(spare)
         self._rows: dict[str, TableRows] = {}
-        self._reported_bytes = 0
-        #: Bytes read by training rows that are closed.
-        self._closed_bytes_read = 0
-        self.trained: list[TrainingRows] = []
+        self._exchanges: dict[str, Exchange] = {}
         self._built: set[str] = set()
-        #: Rows of batches that are encoded, but not built yet, and what other sessions have sent of these batches.
-        self._encoded: dict[str, list[EncodedRows]] = {}
-        self._owned: dict[str, tuple[int, ...]] = {}  # their partitions
-        self._received: dict[str, list[HandedRows]] = {}
-        #: Evaluation rows of batches that were handed over: another session evaluates them, unless the batch is built here.
-        self._handed: dict[str, list[EncodedEvalRows]] = {}
         self._spec: BuildSpec | None = None
-        self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
-        self._bites: dict[str, BiteStore] = {}  # the rows of batches that are divided into bites
-        self._iterations: list[Sequence[FitTree]] = []  # of the fit when its rows were selected last, with arcbites
+        self.trained: list[TrainingRows] = []
+        self.bites: Bites | None = None
         self.pass_width = PassWidth(1, 1)
-
-    @property
-    def n_threads(self) -> int:
-        """Number of threads for this fit."""
-        return self._n_threads
+        self._closed_bytes_read = 0  # by training rows that are closed
+        self._reported_bytes = 0
+        self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
 
     @cached_property
     def _team(self) -> Team:
-        return self._resources.enter_context(self._given_team or Team(self._n_threads))
+        return self._resources.enter_context(self._given_team or Team(self.n_threads))
 
     @cached_property
     def eval_sets(self) -> SessionEvalSets:
@@ -152,46 +144,20 @@ class Session:
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
-        for batch in [*self._rows, *self._batches, *self._encoded]:  # a loading task may add one meanwhile
+        for batch in [*self._rows, *self.loading.names, *self._exchanges]:  # a loading task may add one meanwhile
             self._close_batch(batch)
         self.release_rows()
         self._resources.close()
 
     def release_rows(self) -> None:
         """Release the training rows and the threads that work on them together; remove their files."""
-        for rows in self._stores:
+        for rows in self.trained:
             rows.close()
-        self.trained, self._bites = [], {}
-
-    @property
-    def _stores(self) -> list[TrainingRows | BiteStore]:
-        return [*self.trained, *self._bites.values()]
+        self.trained = []
+        if self.bites is not None:
+            self.bites.close()
 
     # Batches.
-
-    def open_batch(self, batch: str, plan: ReadPlan, budget: Budget | None, whole: bool) -> PartitionBatch:
-        """Return a batch for partitions that are read; make it at the first call. Called by loading tasks and moves.
-
-        whole : whether the user passed a role as one array for all rows.
-        """
-        with self._batches_lock:
-            if batch not in self._batches:
-                retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
-                if budget is None:
-                    self._batches[batch] = PartitionBatch(plan, retained)
-                else:
-                    self._batches[batch] = PartitionBatch(
-                        plan, budget.retained, budget.chunk,
-                        spool_roles=not whole, limit=budget.on_threads(self._n_threads), turn=self._turn,
-                    )  # fmt: skip
-            return self._batches[batch]
-
-    def batch_of(self, batch: str) -> PartitionBatch:
-        """Return a batch whose partitions have been read; raise MissingPartitions without such a batch."""
-        opened = self._batches.get(batch)
-        if opened is None:
-            raise MissingPartitions(batch)
-        return opened
 
     def rows_of(self, batch: str) -> TableRows:
         """Return the rows of a batch; raise MissingPartitions without such a batch."""
@@ -204,32 +170,31 @@ class Session:
         """Register a table that was read in this process as a batch. closes : whether to close it once its rows are encoded."""
         # `assign_rows` must not change the weights of the caller's table.
         reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = TableRows(reweighable, self._n_threads, table if closes else None)
+        self._rows[batch] = TableRows(reweighable, self.n_threads, table if closes else None)
 
     def _close_batch(self, batch: str) -> None:
         """Release the rows of a batch that are not built."""
-        for batches in (self._rows, self._batches):
-            if batch in batches:
-                batches.pop(batch).close()
-        for kept in (self._encoded, self._received, self._handed):
-            kept.pop(batch, None)
+        if batch in self._rows:
+            self._rows.pop(batch).close()
+        self.loading.close(batch)
+        self._exchanges.pop(batch, None)
 
     @remote
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Store a role of a batch's partitions, if the user passed one array for all rows."""
-        self.batch_of(batch).attach(role, values)
+        self.loading.batch(batch).attach(role, values)
 
     @remote
     def scan_partitions(self, batch: str, partition_ids: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
-        return replace(self.batch_of(batch).scan_partitions(partition_ids), spare=self._spare)
+        return replace(self.loading.batch(batch).scan_partitions(partition_ids), spare=self._spare)
 
     @remote
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
-            source = self.batch_of(batch)
-            self._rows[batch] = TableRows(source.table(features, named), self._n_threads, source, self._n_growing)
+            source = self.loading.batch(batch)
+            self._rows[batch] = TableRows(source.table(features, named), self.n_threads, source, self._n_growing)
 
     @remote
     def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -255,7 +220,7 @@ class Session:
     @remote
     def propose(self, kept: ColumnSamples, received: Sequence[ColumnSamples], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
-        return propose_together([kept, *received], max_bins, self._n_threads)
+        return propose_together([kept, *received], max_bins, self.n_threads)
 
     # Rows of a host.
 
@@ -270,46 +235,47 @@ class Session:
         n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
         """
         self._spec = spec
-        self._received.pop(batch, None)
-        if not n_messages:
-            self._encoded.setdefault(batch, [])
-        elif batch not in self._encoded:
-            rows = self.rows_of(batch)
-            rows.drop_target()
-            parts, self._owned[batch] = list(rows.encoded(spec, n_messages, n_rows)), tuple(rows.table.partition_ids)
-            self._close_batch(batch)
-            self._encoded[batch] = parts
+        exchange = self._exchanges.get(batch)
+        if exchange is None:
+            exchange = self._encode(batch, spec, n_messages, n_rows) if n_messages else Exchange(spec, (), [])
+            self._exchanges[batch] = exchange
+        exchange.received = []
         if n_threads is not None:
             self.use_threads(n_threads)
             return []
-        if batch not in self._handed:
-            self._handed[batch] = self.eval_sets.take(batch)
-        parts, partitions = self._encoded[batch], self._owned[batch]
-        messages = [HandedRows(partitions, [part.alone() for part in parts[k::n_messages]], []) for k in range(n_messages)]
-        return [messages[0]._replace(eval_rows=self._handed[batch]), *messages[1:]]
+        if exchange.handed_eval_rows is None:
+            exchange.handed_eval_rows = self.eval_sets.take(batch)
+        return exchange.messages(n_messages)
+
+    def _encode(self, batch: str, spec: BuildSpec, n_ranges: int, n_rows: int) -> Exchange:
+        """Encode a batch, and release its raw values. n_ranges, n_rows : see `TableRows.encoded`."""
+        rows = self.rows_of(batch)
+        rows.drop_target()
+        exchange = Exchange(spec, tuple(rows.table.partition_ids), list(rows.encoded(spec, n_ranges, n_rows)))
+        self._close_batch(batch)
+        return exchange
 
     @remote
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
-        self._received.setdefault(batch, []).extend(messages)
+        if batch not in self._exchanges:
+            raise MissingPartitions(batch)
+        self._exchanges[batch].received += messages
 
     @remote
     def accept(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
-        for message in self._received.pop(batch, []):
-            if not set(message.partitions) <= set(partition_ids):
-                continue
-            self._encoded[batch] += message.rows
-            for rows in message.eval_rows:
-                assert self._spec is not None
-                self.eval_sets.add_encoded(batch, rows, self._spec)
+        if batch in self._exchanges:  # the session may take part in none
+            exchange = self._exchanges[batch]
+            for rows in exchange.accept(partition_ids):
+                self.eval_sets.add_encoded(batch, rows, exchange.spec)
 
     @remote
     def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
         """Work with another number of threads from now on. n_growing : trees of all folds that grow at the same time here."""
         self._n_growing = n_growing
-        if n_threads != self._n_threads:
-            self._n_threads = n_threads
+        if n_threads != self.n_threads:
+            self.n_threads = n_threads
             vars(self).pop("_team", None)
             if "eval_sets" in vars(self):
                 self.eval_sets.use_team(self._team)
@@ -319,79 +285,83 @@ class Session:
     @remote
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
-        if batch not in self._built and batch in self._encoded:
-            self._spec = spec
-            for of_set in self._handed.pop(batch, []):  # to a session that was lost
-                self.eval_sets.add_encoded(batch, of_set, spec)
-            parts = self._encoded[batch]
-            n_kept = sum(part.n_rows for part in parts)
-            check_rows_in_memory(n_kept)
-            if n_kept:
-                self._train_on(joined_rows(parts, spec, self._n_threads), batch, spec, past)
-            self._close_batch(batch)
-            self._built.add(batch)
         if batch not in self._built:
-            rows = self.rows_of(batch)
-            rows.drop_target()
-            if spec.given is None:
-                self.build_from(rows, batch, spec, past)
+            self._spec = spec
+            if batch in self._exchanges:
+                self._build_exchanged(batch, spec, past)
             else:
-                self._spec = spec
-                leaves = partial(_leaves_in, FlatEnsemble(spec.given))
-                for values in rows_with_values(rows, spec):
-                    self._train_on(values, batch, spec, past, leaves)
-            self._close_batch(batch)
+                self._build_read(batch, spec, past)
             self._built.add(batch)
-            if rows.fold is not None:
-                trim_memory()  # several folds are built at the same time
         return self.row_places(batch)
 
-    def build_from(self, rows: TableRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
-        """Build shards from rows, and replay the trees so far."""
-        self._spec = spec
-        n_kept, n_threads = rows.n_kept, self._n_threads
-        limit = spec.streaming_budget(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
-        if spec.n_parts is not None:
-            self._bites[batch] = BiteStore(rows, spec, spec.n_parts, limit, n_threads=n_threads, root=self._folder)
+    def _build_exchanged(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+        """Build a shard from the rows that sessions of a host have handed over."""
+        exchange = self._exchanges[batch]
+        handed, exchange.handed_eval_rows = exchange.handed_eval_rows or [], None
+        for rows in handed:  # to a session that was lost
+            self.eval_sets.add_encoded(batch, rows, spec)
+        n_kept = sum(part.n_rows for part in exchange.rows)
+        check_rows_in_memory(n_kept)
+        if n_kept:
+            self._train_on(joined_rows(exchange.rows, spec, self.n_threads), batch, spec, past)
+        self._close_batch(batch)
+
+    def _build_read(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+        """Build training rows from a table that this session has read."""
+        rows = self.rows_of(batch)
+        rows.drop_target()
+        limit = spec.streaming_budget(rows.n_kept, self.n_threads, n_there=self.n_rows, spare=self._spare)
+        if spec.given is not None:
+            leaves = partial(_leaves_in, FlatEnsemble(spec.given))
+            for values in rows_with_values(rows, spec):
+                self._train_on(values, batch, spec, past, leaves)
+        elif spec.n_parts is not None:
+            store = BiteStore(rows, spec, spec.n_parts, limit, n_threads=self.n_threads, root=self._folder)
+            self.bites = self.bites or Bites()
+            self.bites.stores[batch] = store
             if past.selected is not None:
-                self._iterations[:] = past.iterations[: past.selected.n_iterations]
-                self._select(past.selected, past.since(past.selected))
-            return
-        for earlier in self.trained:
-            earlier.unload()
-        if limit is None:
-            check_rows_in_memory(n_kept)
-            encoded = rows.in_memory(spec)
-            if encoded is not None:
-                self._train_on(encoded, batch, spec, past)
-        else:
+                self.bites.note_iterations(past.iterations[: past.selected.n_iterations], 0)
+                self._train_on_bites(self.bites, past.selected, past.since(past.selected))
+        elif limit is not None:
+            for earlier in self.trained:
+                earlier.unload()
             streamed, self.pass_width = streamed_rows(
                 rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self.trained
             )
             self.trained += [] if streamed is None else [streamed]
+        else:
+            for earlier in self.trained:
+                earlier.unload()
+            check_rows_in_memory(rows.n_kept)
+            encoded = rows.in_memory(spec)
+            if encoded is not None:
+                self._train_on(encoded, batch, spec, past)
+        self._close_batch(batch)
+        if rows.fold is not None:
+            trim_memory()  # several folds are built at the same time
 
     def _train_on(
         self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: GivenLeaves = no_leaves
     ) -> None:
         """Train on rows in memory, too."""
-        team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self._n_threads)
+        team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self.n_threads)
         self.trained.append(TrainingRows(rows, batch, spec, past, team, leaves))
 
     def row_places(self, batch: str) -> RowPlaces:
         """Return where the training rows of a batch are."""
         in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
-        if batch in self._bites:
-            in_files += self._bites[batch].rows_in_files
+        if self.bites is not None:
+            in_files += self.bites.rows_in_files(batch)
         spec, most = self._spec, tuning().session_rows
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
-            most = budget.most_rows(spec.shard, self._n_threads)
+            most = budget.most_rows(spec.shard, self.n_threads)
         return RowPlaces(in_files, most, self.pass_width.n_trees)
 
     @remote
     def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
-        if batch in self._batches or batch in self._encoded:  # never built
+        if batch in self.loading.names or batch in self._exchanges:  # never built
             self._close_batch(batch)
         trained: list[TrainingRows] = []
         for rows in self.trained:
@@ -401,12 +371,8 @@ class Session:
             trained += [] if kept is None else [kept]
         self.trained = trained
         self.eval_sets.keep_only(batch, partition_ids)
-        bites = self._bites.get(batch)
-        if bites is not None and partition_ids:
-            bites.keep_only(partition_ids)
-        elif bites is not None:
-            self._closed_bytes_read += bites.bytes_read
-            self._bites.pop(batch).close()
+        if self.bites is not None:
+            self.bites.keep_only(batch, partition_ids)
 
     # Arcbites.
 
@@ -416,23 +382,21 @@ class Session:
 
         iterations : of the fit from number `first` on.
         """
-        if first > len(self._iterations):
+        self.bites = self.bites or Bites()
+        if not self.bites.note_iterations(iterations, first):
             return False
-        self._iterations[first:] = iterations
-        self._select(selected, ReplayState())
+        self._train_on_bites(self.bites, selected, ReplayState())
         return True
 
-    def _select(self, selected: SelectedRows, past: ReplayState) -> None:
+    def _train_on_bites(self, bites: Bites, selected: SelectedRows, past: ReplayState) -> None:
         """Train on the selected rows of each batch; those that are trained on already stay. past : since they were selected."""
-        stays = {batch for batch, bites in self._bites.items() if bites.selected == selected}
+        staying = bites.batches_on(selected)
         for rows in self.trained:
-            if rows.batch not in stays:
+            if rows.batch not in staying:
                 rows.close()
-        self.trained = [rows for rows in self.trained if rows.batch in stays]
-        for batch, bites in self._bites.items():
-            encoded = None if batch in stays else bites.select(selected, self._iterations)
-            if encoded is not None:
-                self._train_on(encoded, batch, bites.spec, past)
+        self.trained = [rows for rows in self.trained if rows.batch in staying]
+        for batch, spec, encoded in bites.load(selected):
+            self._train_on(encoded, batch, spec, past)
 
     # Training.
 
@@ -454,8 +418,10 @@ class Session:
 
     def new_bytes_read(self) -> int:
         """Return the bytes read from files since the last call."""
-        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
-        self._reported_bytes += sum(rows.bytes_read for rows in self._stores)
+        before = self._reported_bytes
+        self._reported_bytes = self._closed_bytes_read + sum(rows.bytes_read for rows in self.trained)
+        if self.bites is not None:
+            self._reported_bytes += self.bites.bytes_read
         return self._reported_bytes - before
 
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
@@ -534,7 +500,7 @@ class Session:
     @property
     def n_rows(self) -> int:
         """Number of training rows of this session; with arcbites, of all bites."""
-        return sum(rows.n_rows for rows in self._bites.values() or self.trained)
+        return sum(rows.n_rows for rows in self.trained) if self.bites is None else self.bites.n_rows
 
     def _counted_rows(self) -> int:
         """Return `n_rows`, which the client compares with its own count.
@@ -544,8 +510,7 @@ class Session:
         MissingPartitions
             If the training rows are not all rows of the current bite.
         """
-        n_selected = sum(bites.n_selected for bites in self._bites.values())
-        if self._bites and n_selected != sum(rows.n_rows for rows in self.trained):
+        if self.bites is not None and self.bites.n_selected != sum(rows.n_rows for rows in self.trained):
             raise MissingPartitions("rows of the present arcbite")
         return self.n_rows
 
@@ -571,7 +536,7 @@ class Session:
 
     def codes_held_out(self, rows: TableRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
         """Return the codes of rows that a fold holds out, if they are among those that folds share in memory; else None."""
-        limit = spec.streaming_budget(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
+        limit = spec.streaming_budget(rows.n_kept, self.n_threads, n_there=self.n_rows, spare=self._spare)
         return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
 
     def _evaluate_rows(

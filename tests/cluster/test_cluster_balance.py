@@ -208,7 +208,7 @@ def test_a_worker_that_is_stopped_while_rows_are_moved(monkeypatch: pytest.Monke
 
 
 def batches_left(dask_worker: Any = None) -> int:
-    return sum(len(holding._batches) for holding in dask_worker.plugins["dboost"]._sessions.values())
+    return sum(len(holding.loading.names) for holding in dask_worker.plugins["dboost"]._sessions.values())
 
 
 def test_a_spool_forgets_what_was_moved(tmp_path: Any) -> None:

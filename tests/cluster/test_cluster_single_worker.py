@@ -152,7 +152,7 @@ def test_larger_tables_are_divided(client: Client) -> None:
 
 def batches(dask_worker: Any = None) -> int:
     """Return how many batches of raw rows a worker has in its fits."""
-    return sum(len(session._batches) for session in dask_worker.plugins["dboost"]._sessions.values())
+    return sum(len(session.loading.names) for session in dask_worker.plugins["dboost"]._sessions.values())
 
 
 @pytest.mark.parametrize("limit", [None, "64MiB"])

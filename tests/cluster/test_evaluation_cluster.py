@@ -40,7 +40,7 @@ def filing(client: Client, tune: Tune, caplog: pytest.LogCaptureFixture) -> Iter
 def in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many evaluation rows a worker has in files, in all its fits."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
-    batches = [(holding, batch) for holding in holdings for batch in {*holding._built, *holding._batches}]
+    batches = [(holding, batch) for holding in holdings for batch in {*holding._built, *holding.loading.names}]
     return sum(holding.eval_sets.in_files(batch=batch) for holding, batch in batches)
 
 

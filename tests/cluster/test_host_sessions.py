@@ -260,7 +260,7 @@ def test_prepared_data_sets_and_folds(client: Client) -> None:
 def of_folds(dask_worker: Any = None) -> list[tuple[int, int, int | None]]:
     """Return rows, threads, and trees that may grow at the same time, of each session."""
     sessions = dask_worker.plugins["dboost"]._sessions.values()
-    return [(one.n_rows, one._n_threads, one._n_growing) for one in sessions]
+    return [(one.n_rows, one.n_threads, one._n_growing) for one in sessions]
 
 
 def folds_seen(client: Client, folds: int, **options: Any) -> list[list[tuple[int, int, int | None]]]:
@@ -314,7 +314,7 @@ def test_folds_without_a_worker_that_has_room(client: Client, monkeypatch: pytes
 def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
     """Return rows, threads, and batches that are not built, of each session."""
     sessions = dask_worker.plugins["dboost"]._sessions.values()
-    return [(one.n_rows, one._n_threads, len(one._rows) + len(one._batches) + len(one._encoded)) for one in sessions]
+    return [(one.n_rows, one.n_threads, len(one._rows) + len(one.loading.names) + len(one._exchanges)) for one in sessions]
 
 
 def threads_of(client: Client, frame: pd.DataFrame) -> list[int]:

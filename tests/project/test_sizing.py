@@ -29,7 +29,7 @@ from dboost.cluster.worker import host_sessions
 from dboost.kernels.threads import usable_processors
 from dboost.params import Parameters
 from dboost.rows.shard import Shard
-from dboost.session.encoded_rows import HandedRows
+from dboost.session.hand_over import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.session import Session

@@ -626,7 +626,7 @@ def _read_part(
         raise
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
-    partitions = worker_session.open_batch(batch, how, budget, whole)
+    partitions = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads)
     n_rows = partitions.take(i, in_place(bundle, filled), is_persisted and budget is None)
     return Receipt(i, n_rows, ref)
 
@@ -636,7 +636,7 @@ def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan:
     worker_session, ref = here(*session)
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
-    partitions, source = worker_session.open_batch(batch, how, budget, whole), unpack(parts)
+    partitions, source = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads), unpack(parts)
     receipts = []
     with partitions.decoding:
         for i, partition in enumerate(source.partitions(how.needed), first):

@@ -170,7 +170,7 @@ class PartitionMover:
 
 def _packed_slice(worker_session: Session, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
     try:
-        chunk, more = worker_session.batch_of(batch).give(partition, number)
+        chunk, more = worker_session.loading.batch(batch).give(partition, number)
     except MissingPartitions:
         return None
     return pack(chunk), more
@@ -179,7 +179,7 @@ def _packed_slice(worker_session: Session, batch: str, partition: int, number: i
 def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chunk]:
     """Yield the slices of a partition that this worker has read."""
     for number in count():
-        chunk, more = worker_session.batch_of(batch).give(partition, number)
+        chunk, more = worker_session.loading.batch(batch).give(partition, number)
         yield chunk
         if not more:
             return
@@ -188,7 +188,8 @@ def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chu
 def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
-    worker_session.open_batch(batch, how, budget, whole).take_slice(partition, unpack(content), number)
+    partitions = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads)
+    partitions.take_slice(partition, unpack(content), number)
 
 
 #: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
