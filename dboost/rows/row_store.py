@@ -4,7 +4,7 @@ The rows are in one section, or in several (the bites of a session), each of whi
 section is one block: contiguous arrays, so kernels that know ranges of rows run on them unchanged. In files
 (`rows.block_file`) it has as many blocks as it needs, of which each thread has one in buffers at a time. `RowStore.walk`
 yields both in the same form, as arrays and a range of their rows, and what is computed must not depend on how the rows are
-divided: then it does not matter where they are.
+divided: then it does not matter where they are. `RowShares` divides them among the threads of a team.
 
 The fields of a `FieldGroup` share a file. A sealed group is written once, when the store is filled, and its blocks have
 checksums; other groups change.
@@ -12,18 +12,19 @@ checksums; other groups change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dboost.files.spool import PrivateDirectory
+from dboost.kernels.threads import Team
 from dboost.rows.block_file import BlockFile, Field, FieldRef
 
 #: Bytes of a line of the processor's cache.
@@ -376,6 +377,52 @@ class RowStore:
             file.close()
         if self.place is not None:
             self._folder.close()
+
+
+class Halted(Exception):
+    """Another thread failed, or the user interrupted the fit."""
+
+
+class RowShares:
+    """The rows of a single section of a store, in a share for each thread of a team.
+
+    Attributes
+    ----------
+    store : RowStore
+    team : Team
+    n : int
+        Number of shares: as many as threads, or as blocks if there are fewer of these.
+    """
+
+    def __init__(self, store: RowStore, team: Team) -> None:
+        self.store, self.team = store, team
+        self.n = team.n_threads if store.place is None else min(team.n_threads, store.n_blocks)
+        #: Returns ``[work(0), work(1), …]`` of all shares, computed by the threads.
+        self.run = team.run if self.n == team.n_threads else partial(_run_fewer, team, self.n)
+
+    def map(self, work: Callable[..., Any], ranges: Callable[[int], Iterable[tuple[Any, ...]]]) -> list[Any]:
+        """Return ``work(*rows)`` of the ranges of all shares, computed by the threads. ranges : returns those of a share."""
+        results = self.run(lambda k: [work(*rows) for rows in ranges(k)])
+        return [result for of_share in results for result in of_share]
+
+    def walk(
+        self, k: int, reads: Sequence[FieldRef], writes: Sequence[FieldRef] = (), unverified: Collection[str] = ()
+    ) -> Iterator[RowRange]:
+        """Yield the k-th share, see `RowStore.walk`."""
+        for rows in self.store.walk(reads, writes, thread=k, n_threads=self.n, unverified=unverified):
+            if self.team.is_halted:
+                raise Halted
+            yield rows
+
+    def subset(self, stays: np.ndarray) -> RowStore:
+        """Return a new store at the same place with some of the rows (bool[n_rows]), in their current state."""
+        self.store.unload()
+        return self.store.subset([int(np.count_nonzero(stays))], lambda rows: stays[rows.start : rows.start + rows.n_rows])
+
+
+def _run_fewer(team: Team, n: int, work: Callable[[int], Any]) -> list[Any]:
+    """Return ``[work(0), …, work(n - 1)]``, of fewer shares than threads."""
+    return team.map(work, range(n))
 
 
 class BlockBuffers:

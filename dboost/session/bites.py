@@ -27,11 +27,11 @@ import numpy as np
 from dboost.data import RowRoles
 from dboost.rows.block_file import Field
 from dboost.rows.encode import in_ranges
-from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_sample import BITES, derive_seed, hash_rows
 from dboost.rows.row_store import FieldGroup, InFiles, RowRange, RowStore
 from dboost.rows.shard import columns_among
 from dboost.rows.shard_spec import ShardSpec, code_fields, rows_that_fit
+from dboost.session.encoded_rows import EncodedStore, rows_in_memory
 from dboost.session.fit_records import BuildSpec, SelectedRows
 from dboost.session.memory import Budget
 from dboost.session.starting_rows import StartingPiece

@@ -34,7 +34,7 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import averaged
 from dboost.rows.block_file import Field
-from dboost.rows.row_store import FieldGroup, InFiles, RowRange, RowStore
+from dboost.rows.row_store import FieldGroup, InFiles, RowShares, RowStore
 from dboost.rows.shard import BinnedColumns, empty_binned_columns
 from dboost.rows.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
 from dboost.session.fit_records import BuildSpec
@@ -66,7 +66,7 @@ class EncodedEvalRows(NamedTuple):
     block: np.ndarray | None
 
 
-class EvalSet:
+class EvaluationRows:
     """Rows of an evaluation set in this process.
 
     Parameters
@@ -107,8 +107,8 @@ class EvalSet:
         owned: Sequence[tuple[int, int]] = (),
         shared: ConsecutiveCodes | None = None,
     ) -> None:
-        self.store, self.loss, self.batch, self.owned, self._shared = store, spec.target.loss, batch, owned, shared
-        self._layout, self._size, self._team, self._block = spec.shard.layout, size, team, block
+        self.shares, self.loss, self.batch, self.owned = RowShares(store, team), spec.target.loss, batch, owned
+        self._layout, self._size, self._block, self._shared = spec.shard.layout, size, block, shared
         self._row_of = code_rows(self._layout)
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
         #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
@@ -117,22 +117,22 @@ class EvalSet:
         self._sums = "raw" if n_before is None else "tree_sum"
 
     @property
+    def store(self) -> RowStore:
+        return self.shares.store
+
+    @property
     def n_rows(self) -> int:
         return self.store.n_rows
 
     def add(self, trees: Sequence[FitTree]) -> None:
         """Add trees to the raw scores, in one pass."""
 
-        def work(thread: int) -> None:
-            for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
-                codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
-                add_trees(codes, self._layout, trees, fields[self._sums], first, last, offset, self._unit)
+        def add_to(fields: dict[str, np.ndarray], first: int, last: int, _: int) -> None:
+            codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
+            add_trees(codes, self._layout, trees, fields[self._sums], first, last, offset, self._unit)
 
-        self._team.run(work)
+        self.shares.map(add_to, lambda k: self.shares.walk(k, [*_CODES, self._sums], [self._sums]))
         self.n_trees += len(trees)
-
-    def _share(self, thread: int, reads: Sequence[str], writes: Sequence[str] = ()) -> Iterator[RowRange]:
-        return self.store.walk(reads, writes, thread=thread, n_threads=self._team.n_threads)
 
     def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
         """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
@@ -140,18 +140,16 @@ class EvalSet:
             scored = self._scored(self.store.load())
             return [metric.chunk(scored) for metric in metrics]
 
-        def work(thread: int) -> list[Any] | None:
-            chunks: list[Any] | None = None
-            names = ["target", *dict.fromkeys(("raw", self._sums)), "weight"]
-            for fields, *_ in self._share(thread, names):
+        names = ["target", *dict.fromkeys(("raw", self._sums)), "weight"]
+
+        def chunks_of_blocks(k: int) -> Iterator[list[Any]]:
+            for fields, *_ in self.shares.walk(k, names):
                 # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
                 scored = self._scored({name: fields[name].copy("K") for name in names if name in fields})
-                of_block = [metric.chunk(scored) for metric in metrics]
-                chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
-            return chunks
+                yield [metric.chunk(scored) for metric in metrics]
 
-        of_threads = [chunks for chunks in self._team.run(work) if chunks is not None]
-        return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
+        merge = partial(_merged, metrics)
+        return reduce(merge, self.shares.run(lambda k: reduce(merge, chunks_of_blocks(k))))
 
     def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
         raw = fields["raw"]
@@ -171,11 +169,10 @@ class EvalSet:
         self.n_trees = self.n_saved
 
     def _copy(self, source: str, target: str) -> None:
-        def work(thread: int) -> None:
-            for fields, first, last, _ in self._share(thread, [source], [target]):
-                fields[target][..., first:last] = fields[source][..., first:last]
+        def copy(fields: dict[str, np.ndarray], first: int, last: int, _: int) -> None:
+            fields[target][..., first:last] = fields[source][..., first:last]
 
-        self._team.run(work)
+        self.shares.map(copy, lambda k: self.shares.walk(k, [source], [target]))
 
     def catch_up(self, first: int, trees: Sequence[FitTree], mark: int, n_cuts: int) -> bool:
         """Add the trees that the scores lack; return False if they lack trees before number `first`.
@@ -214,16 +211,16 @@ class EvalSet:
 
     def use_team(self, team: Team) -> None:
         """Have other threads work on the set."""
-        self._team = team
+        self.shares = RowShares(self.store, team)
 
     def keep_only(self, partitions: Sequence[int]) -> None:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
             self._own_codes()
-            before = self.store
-            self.store = before.subset([int(stays.sum())], lambda some: stays[some.start : some.start + some.n_rows])
-            before.close()
+            before = self.shares
+            self.shares = RowShares(before.subset(stays), before.team)
+            before.store.close()
             self._block = None if self._block is None else self._block[stays]
             self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
@@ -234,7 +231,8 @@ class EvalSet:
             narrow, wide, _ = self._shared.part(self.n_rows)
             codes = {"narrow": np.ascontiguousarray(narrow), "wide": np.ascontiguousarray(wide)}
             groups = [rows._replace(fields=[*_code_fields(self._layout), *rows.fields]), scores]
-            self.store, self._shared = RowStore(groups, [self.n_rows], arrays=self.store.load() | codes), None
+            store = RowStore(groups, [self.n_rows], arrays=self.store.load() | codes)
+            self.shares, self._shared = RowShares(store, self.shares.team), None
 
     def close(self) -> None:
         """Release the memory, and remove the files."""
@@ -295,7 +293,7 @@ class SessionEvalSets:
     def __init__(self, team: Team, root: Path | None = None) -> None:
         self._team, self._root = team, root
         self.names: list[str] = []
-        self._parts: dict[str, list[EvalSet]] = {}
+        self._parts: dict[str, list[EvaluationRows]] = {}
         self._n_bytes = 0  # of the sets in memory that a limit allows
 
     def add_table(self, given: GivenTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
@@ -356,10 +354,10 @@ class SessionEvalSets:
             raise
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         owned = [(number, n) for number, n in zip(rows.table.partition_ids, counts, strict=True) if n]
-        part = EvalSet(store, spec, size, self._team, block=block, batch=batch, owned=owned, shared=shared)
+        part = EvaluationRows(store, spec, size, self._team, block=block, batch=batch, owned=owned, shared=shared)
         self._append(name, part)
 
-    def _append(self, name: str, part: EvalSet) -> None:
+    def _append(self, name: str, part: EvaluationRows) -> None:
         if name not in self._parts:
             self.names.append(name)
         self._parts.setdefault(name, []).append(part)
@@ -375,7 +373,7 @@ class SessionEvalSets:
         n_rows = sum(n for _, n in rows.owned)
         store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
         store.append(n_rows, rows.fields)
-        part = EvalSet(store, spec, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
+        part = EvaluationRows(store, spec, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
         self._append(rows.name, part)
 
     def use_team(self, team: Team) -> None:
@@ -398,7 +396,7 @@ class SessionEvalSets:
         return values
 
     @property
-    def _every(self) -> list[EvalSet]:
+    def _every(self) -> list[EvaluationRows]:
         return [part for parts in self._parts.values() for part in parts]
 
     def statistics(

@@ -59,18 +59,19 @@ class MemoryGrower(Grower):
     @cached_property
     def shares(self) -> list[RoundsInMemory]:
         """Grow trees in rounds on the share of each thread."""
-        return [RoundsInMemory(self._rows.shard, k, self._rows.n_shares) for k in range(self._rows.n_shares)]
+        n_shares = self._rows.shares.n
+        return [RoundsInMemory(self._rows.shard, k, n_shares) for k in range(n_shares)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         rows, shares = self._rows, self.shares
         rows.route_excluded()
         sampled = [rows.shard.grown_rows(*task.row_subset) for task in tasks]
         rows.merge_bins(tasks)
-        rows.on_shares(lambda k: shares[k].begin(tasks, sampled))
+        rows.shares.run(lambda k: shares[k].begin(tasks, sampled))
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         shares = self.shares
-        return reduce(RoundHistograms.merge, self._rows.on_shares(lambda k: shares[k].sum_histograms(output, request)))
+        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: shares[k].sum_histograms(output, request)))
 
     def close(self) -> None:
         for share in vars(self).pop("shares", ()):
@@ -84,10 +85,10 @@ class FileGrower(Grower):
     """
 
     def __init__(self, rows: Any) -> None:
-        self._rows, self.shares = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.n_shares)]
+        self._rows, self.shares = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.shares.n)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
-        self._rows.on_shares(lambda k: self.shares[k].begin(tasks))
+        self._rows.shares.run(lambda k: self.shares[k].begin(tasks))
 
     def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
         for share in self.shares:
@@ -95,7 +96,7 @@ class FileGrower(Grower):
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         shares = self.shares
-        return reduce(RoundHistograms.merge, self._rows.on_shares(lambda k: shares[k].sum_histograms(output, request)))
+        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: shares[k].sum_histograms(output, request)))
 
     def close(self) -> None:
         for share in self.shares:

@@ -18,10 +18,10 @@ from dboost.errors import DataError
 from dboost.losses import BaseLoss
 from dboost.model.ensemble import Ensemble
 from dboost.rows.block_file import Field
-from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_store import FieldGroup, RowStore
 from dboost.rows.shard import RowIds
 from dboost.rows.shard_spec import ShardSpec, plan_layout
+from dboost.session.encoded_rows import EncodedStore
 from dboost.session.fit_records import BuildSpec
 from dboost.session.table_rows import TableRows
 from dboost.session.warm_start import chunk_matrices

@@ -36,12 +36,11 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
-from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.shard import check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.bites import Bites, BiteStore, Iterations
-from dboost.session.encoded_rows import joined_rows
+from dboost.session.encoded_rows import EncodedStore, joined_rows
 from dboost.session.evaluation_rows import SessionEvalSets
 from dboost.session.fit_records import (
     BuildSpec,

@@ -29,13 +29,12 @@ from dboost.data.columns.roles import kept_rows
 from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import distinct_of, encode_table, sampled
-from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_groups import block_sizes, ends_of, ends_of_parts, next_ends
 from dboost.rows.row_store import InFiles, RowStore
 from dboost.rows.shard import RowIds, columns_among, compacted, tiles_of
 from dboost.rows.shard_spec import code_fields, rows_that_fit
 from dboost.rows.shared_codes import SharedCodes, shared_codes
-from dboost.session.encoded_rows import EncodedRows, joined_rows
+from dboost.session.encoded_rows import EncodedRows, EncodedStore, joined_rows, rows_in_memory
 from dboost.session.fit_records import BuildSpec, RowIdRanges
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows

@@ -1,9 +1,8 @@
 """Training rows: the rows of a batch of a session, with their state between calls.
 
 `TrainingRows` has the fields of `ShardSpec.field_groups` in a row store: in memory, or in files if they exceed the memory limit
-of the fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
-the only class that knows where the rows are. All results are sums of integers, maxima or minima, so they depend neither on that
-nor on the number of threads.
+of the fit. The threads of a team divide the work (`rows.row_store.RowShares`). All results are sums of integers, maxima or
+minima, so they depend neither on where the rows are nor on the number of threads.
 
 Trees grow by a *grower*, which is chosen by name (`session.growers`).
 
@@ -28,12 +27,12 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
 from dboost.rows.block_file import FieldRef
-from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_sample import Sample
-from dboost.rows.row_store import RowStore
+from dboost.rows.row_store import RowShares, RowStore
 from dboost.rows.shard import Near, RowIds, Shard, merge_into_bins, runs_of
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
+from dboost.session.encoded_rows import EncodedStore
 from dboost.session.fit_records import BuildSpec, ReplayState
 from dboost.session.growers import Grower, new_grower
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
@@ -56,10 +55,6 @@ GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
 def no_leaves(values: np.ndarray, iteration: int) -> np.ndarray:
     """Stand for the leaves of rows whose trees are grown."""
     raise DBoostError("the trees of this fit are not given")
-
-
-class Halted(Exception):
-    """Another thread failed, or the user interrupted the fit."""
 
 
 class TrainingRows:
@@ -99,22 +94,20 @@ class TrainingRows:
         n_trees: int = 1,
     ) -> None:
         self.store, self.spec, self._ids, segments, self.shared = rows
-        self.batch, self.applied, self.team, self._build_spec, self._given_leaves = batch, -1, team, spec, given_leaves
+        self.batch, self.applied, self._build_spec, self._given_leaves = batch, -1, spec, given_leaves
         self.stats: GradientStats | None = None
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
         self.shard: Shard | None = None  # the rows, if they are in memory
-        self.n_trees, self.n_rows, self.n_shares = n_trees, self.store.n_rows, team.n_threads
+        self.n_trees, self.n_rows, self.shares = n_trees, self.store.n_rows, RowShares(self.store, team)
         if self.store.place is None:
             self.shard = Shard(self.store.load(), self.spec, self._ids, segments=segments)
             self.shard.near = Near(self.spec.n_outputs)
             self.n_rows = self.shard.n_trained
         else:
-            self.n_shares, self.store.n_staying = min(team.n_threads, self.store.n_blocks), n_staying
-        self._scratch = [new_pass_scratch() for _ in range(self.n_shares)]
+            self.store.n_staying = n_staying
+        self._scratch = [new_pass_scratch() for _ in range(self.shares.n)]
         self._has_categories = bool(self.spec.layout.is_categorical.any())
-        #: Returns ``[work(0), work(1), …]`` of all shares, computed by the threads.
-        self.on_shares = team.run if self.n_shares == team.n_threads else partial(_map_shares, team, self.n_shares)
         if past is not None:
             self._replay(past)
 
@@ -134,20 +127,17 @@ class TrainingRows:
         reads, writes : fields of rows in files, see `RowStore.walk`; verify : the codes in them.
         """
         if self.shard is not None:
-            for first, last in self.shard.ranges(k, self.n_shares):
+            for first, last in self.shard.ranges(k, self.shares.n):
                 yield self.shard, first, last
             return
-        for block in self.store.walk(reads, writes, thread=k, n_threads=self.n_shares, unverified=() if verify else ("codes",)):
-            if self.team.is_halted:
-                raise Halted
+        for block in self.shares.walk(k, reads, writes, unverified=() if verify else ("codes",)):
             yield Shard(block.fields, self.spec, self._ids, block.start), 0, block.n_rows
 
     def each(
         self, work: Callable[[Shard, int, int], Any], reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = ()
     ) -> list[Any]:
         """Return ``work(shard, first, last)`` of `ranges` that together are all rows, computed by the threads."""
-        results = self.on_shares(lambda k: [work(*rows) for rows in self.ranges(k, reads, writes)])
-        return [result for of_share in results for result in of_share]
+        return self.shares.map(work, lambda k: self.ranges(k, reads, writes))
 
     def advance(self, number: int, terms: LossTerms, values: np.ndarray) -> GradientStats:
         """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
@@ -178,7 +168,7 @@ class TrainingRows:
                 passes.append(shard.with_noise(stats, first, last) if self._has_categories else stats)
             return reduce(GradientStats.merge, passes)
 
-        self.stats = reduce(GradientStats.merge, self.on_shares(work))
+        self.stats = reduce(GradientStats.merge, self.shares.run(work))
         self.applied = max(self.applied, number)
         return self.stats
 
@@ -186,7 +176,8 @@ class TrainingRows:
         """Return the statistic of ranges of rows. A short one is computed in the calling thread, without routing."""
         shard, is_short = self.shard, statistic.is_short
         if shard is not None and is_short is not None:
-            ranges = [rows for k in range(self.n_shares) for rows in shard.ranges(k, self.n_shares)]
+            n_shares = self.shares.n
+            ranges = [rows for k in range(n_shares) for rows in shard.ranges(k, n_shares)]
             if all(is_short(shard, *rows, *arguments) for rows in ranges):
                 return [statistic.compute(shard, *rows, *arguments) for rows in ranges]
         self.route_excluded()
@@ -312,11 +303,9 @@ class TrainingRows:
         elif n:
             ids = self._ids if "row_ids" in self.store.names else RowIds(runs_of(row_ids[kept]))
             del row_ids
-            self.store.unload()
-            store = self.store.subset([n], lambda some: kept[some.start : some.start + some.n_rows])
-            left = EncodedStore(store, self.spec, ids)
+            left = EncodedStore(self.shares.subset(kept), self.spec, ids)
         if left is not None:
-            team = self.team if self.in_files else self._new_team(n)
+            team = self.shares.team if self.in_files else self._new_team(n)
             passes = n_staying, self.n_trees  # as many blocks as before fit in memory
             remaining = TrainingRows(left, self.batch, self._build_spec, None, team, self._given_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
@@ -331,7 +320,7 @@ class TrainingRows:
         return EncodedStore(store, self.spec, RowIds(runs_of(row_ids[by_id])))
 
     def _new_team(self, n_rows: int) -> Team:
-        return team_for(n_rows, max(len(self._build_spec.binning.features), 1), self.team.n_threads)
+        return team_for(n_rows, max(len(self._build_spec.binning.features), 1), self.shares.team.n_threads)
 
     def unload(self) -> None:
         """Write resident blocks of files to them, and stream them from now on."""
@@ -342,14 +331,9 @@ class TrainingRows:
         if "grower" in vars(self):
             vars(self).pop("grower").close()
         if self.store.place is None:
-            self.team.close()
+            self.shares.team.close()
         self.shard, self.shared = None, None
         self.store.close()
-
-
-def _map_shares(team: Team, n_shares: int, work: Callable[[int], Any]) -> list[Any]:
-    """Return ``work`` of each share, if there are fewer than threads."""
-    return team.map(work, range(n_shares))
 
 
 def _divide(

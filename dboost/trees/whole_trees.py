@@ -50,7 +50,7 @@ class WholeTrees:
     """
 
     def __init__(self, rows: Any) -> None:
-        self._rows, self.shard, self.team, self._shared = rows, rows.shard, rows.team, rows.shared
+        self._rows, self.shard, self.team, self._shared = rows, rows.shard, rows.shares.team, rows.shared
         self._by_unit = (self.shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
         self._has_categories = bool(self.shard.bin_layout.is_categorical.any())
         self._buffers: _Buffers | None = None

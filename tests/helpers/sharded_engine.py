@@ -16,10 +16,10 @@ from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
-from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard, merge_into_bins
 from dboost.rows.statistics import Statistic
+from dboost.session.encoded_rows import EncodedStore
 from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.fit_trees import GrownTree

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dboost.kernels.histograms import BinLayout
-from dboost.rows.encoded_store import rows_in_memory
 from dboost.rows.shard import BinnedColumns, RowIds, Shard, empty_binned_columns
 from dboost.rows.shard_spec import NARROW_BINS, ShardSpec, plan_layout
+from dboost.session.encoded_rows import rows_in_memory
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
 SOME_BINS = [1, 2, 3, 7, 8, 15, 16, 17, 63, 254, 255]

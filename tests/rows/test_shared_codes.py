@@ -20,13 +20,13 @@ from dboost.kernels.threads import Team
 from dboost.losses import SquaredError
 from dboost.metrics.metric import LossMagnitude
 from dboost.rows import shared_codes
-from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import BinnedColumns, RowIds, Shard, columns_among
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import evaluation_rows, table_rows
-from dboost.session.evaluation_rows import EvalSet, eval_fields
+from dboost.session.encoded_rows import EncodedStore, rows_in_memory
+from dboost.session.evaluation_rows import EvaluationRows, eval_fields
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, sharing_codes
 from dboost.session.training_rows import TrainingRows
 from dboost.training import fit
@@ -225,14 +225,14 @@ def test_the_folds_of_a_cross_validation_have_one_copy_of_the_codes(monkeypatch:
 
     held: list[bool] = []
 
-    class CountedSet(EvalSet):
+    class CountedSet(EvaluationRows):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             held.append("narrow" in self.store.names)
 
     monkeypatch.setattr(table_rows, "SharedCodes", Counted)
     monkeypatch.setattr(table_rows, "rows_in_memory", rows)
-    monkeypatch.setattr(evaluation_rows, "EvalSet", CountedSet)
+    monkeypatch.setattr(evaluation_rows, "EvaluationRows", CountedSet)
     X = RNG.normal(size=(300, 3))
     found = dboost.cv(X, X[:, 0] > 0, folds=5, repeats=2, max_iter=3, progress=False)
     assert len(found.boosters) == 10
@@ -283,7 +283,7 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
         store = RowStore(eval_fields(SPEC, False, has_codes=codes is None), [len(positions)], arrays=fields)
         size, owned = LossMagnitude.of(((1.0, 1.0),), 1.0, len(positions)), [(0, 20), (1, len(positions) - 20)]
         spec: Any = SimpleNamespace(shard=SPEC, target=SimpleNamespace(loss=SquaredError()), unit=1.0)
-        part = EvalSet(store, spec, size, Team(2), owned=owned, shared=codes)
+        part = EvaluationRows(store, spec, size, Team(2), owned=owned, shared=codes)
         part.add([tree])
         before = part.store.load()["raw"].copy()
         part.keep_only([1])

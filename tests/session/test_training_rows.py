@@ -23,13 +23,13 @@ from dboost.losses.projection import ProjectedTerms
 from dboost.losses.terms import KernelTerms
 from dboost.params import Parameters
 from dboost.rows.block_file import FieldRef
-from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import InFiles, RowStore
 from dboost.rows.shard import RowIds, Shard, tiles_of
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.rows.statistics import Statistic
 from dboost.session.bites import BiteStore
+from dboost.session.encoded_rows import EncodedStore, rows_in_memory
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.tree_growth import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
@@ -83,7 +83,7 @@ def stored(root: Path, block_rows: int, spec: ShardSpec = SPEC, fields: dict[str
 def content(rows: TrainingRows) -> dict[str, np.ndarray]:
     """Return codes, ids and the fields that memory and files have."""
     parts: dict[str, list[np.ndarray]] = {}
-    shards = (shard for k in range(rows.n_shares) for shard, *_ in rows.ranges(k, rows.store.names))
+    shards = (shard for k in range(rows.shares.n) for shard, *_ in rows.ranges(k, rows.store.names))
     for shard in shards if rows.shard is None else [rows.shard]:
         for name in ("target", "weight", "raw", "gradient", "hessian", "leaf"):
             parts.setdefault(name, []).append(shard.fields[name].astype(np.float64))
