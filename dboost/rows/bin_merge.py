@@ -1,4 +1,4 @@
-"""Bins of a tree, as joined fine bins (see `trees.bin_proposal`)."""
+"""Bins of a tree, as joined fine bins (see `trees.bin_proposal`), and the codes of rows in them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from dboost.kernels.bins import propose_fine_bins
 from dboost.kernels.histograms import BinLayout
+from dboost.rows.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,3 +33,12 @@ class BinMerge:
     def bin_of(self, feature: int, n_fine_bins: int) -> np.ndarray:
         """Return the bin of each fine bin: int64[n_fine_bins]."""
         return np.searchsorted(self.last[feature], np.arange(n_fine_bins), side="left")
+
+
+def merge_into_bins(bin_merge: BinMerge, shard: Shard, first: int, last: int) -> None:
+    """Write the codes of a tree's bins for rows first…last-1."""
+    for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
+        n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
+        bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
+        np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
+    shard.fill_tiles(first, last)

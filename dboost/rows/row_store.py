@@ -88,6 +88,8 @@ class RowStore:
     ----------
     files : list of BlockFile
         Of the groups; empty in memory.
+    block_rows : int
+        Rows of a block of the files, at most; all rows in memory.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RowStore:
     ) -> None:
         self.groups, self.sizes, self.place = tuple(groups), tuple(sizes), place
         self.n_rows = sum(self.sizes)
+        self.block_rows = self.n_rows if place is None else place.block_rows
         self._fields = {field.name: field for group in groups for field in group.fields}
         self._names = [{field.name for field in group.fields} for group in groups]
         self._refs: dict[tuple[FieldRef, ...], list[list[FieldRef]]] = {}
@@ -150,12 +153,6 @@ class RowStore:
             arrays[name] = taken[name] if name in taken else _aligned_zeros(shape, np.dtype(field.dtype))
             assert (arrays[name].shape, arrays[name].dtype) == (shape, field.dtype), f"an array of {name} has another form"
         return arrays
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block of the files."""
-        assert self.place is not None
-        return self.place.block_rows
 
     @property
     def n_blocks(self) -> int:

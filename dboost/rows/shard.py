@@ -40,7 +40,6 @@ from dboost.losses.gradient_noise import GradientNoise, noise_of
 from dboost.losses.gradient_pass import PassScratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossRows, LossTerms, NearRows
-from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_groups import ends_of, next_ends
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
@@ -332,8 +331,7 @@ class Shard:
     @cached_property
     def group_ends(self) -> np.ndarray:
         """Last row + 1 of each group, if rows have groups: int64[n_groups], ascending."""
-        assert self.draw_id is not None
-        return ends_of(self.draw_id)
+        return ends_of(self.fields["draw_id"])
 
     @property
     def tiles(self) -> np.ndarray:
@@ -421,8 +419,7 @@ class Shard:
     def influence(self, output: int) -> np.ndarray:
         """Return the influence of each row on the next tree of an output: its second derivative, as float32 bits
         (int32[n_rows])."""
-        influence = self.hessian if self.loss_hessian is None else self.loss_hessian
-        assert influence is not None
+        influence = self.fields["hessian" if self.loss_hessian is None else "loss_hessian"]
         return influence[output].view(np.int32)
 
     def output_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
@@ -476,8 +473,7 @@ class Shard:
         rows, (gradient, hessian, _) = slice(first, last), self.split_arrays(tree)
         changes = or_empty(hessian, "float32")[rows]
         if hessian is not None and self.spec.weights_as_hessian:  # the pass over a file does not read these Hessians
-            assert self.weight is not None
-            changes = self.weight[rows].astype(np.float32)
+            changes = self.fields["weight"][rows].astype(np.float32)
         return noise_of(gradient[rows], changes, or_empty(self.repeat_count, "uint8")[rows])
 
     def fill_tiles(self, first: int, last: int) -> None:
@@ -552,15 +548,6 @@ class Near:
     def expect(self, output: int, digit: int) -> None:
         """Record the rows that have this first digit from the next pass on."""
         self._expected[output] = digit
-
-
-def merge_into_bins(bin_merge: BinMerge, shard: Shard, first: int, last: int) -> None:
-    """Write the codes of a tree's bins for rows first…last-1."""
-    for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
-        n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
-        bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
-        np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
-    shard.fill_tiles(first, last)
 
 
 def compacted(target: np.ndarray) -> np.ndarray:

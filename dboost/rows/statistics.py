@@ -215,8 +215,7 @@ def _loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n
     """Return sums of second derivatives by leaf, for trees that were not grown by them: float64[n_leaves], integers."""
     sums = np.zeros(n_leaves)
     leaf = shard.output_arrays(subset.output)[2]
-    assert shard.loss_hessian is not None
-    loss_hessian = shard.loss_hessian[subset.output]
+    loss_hessian = shard.fields["loss_hessian"][subset.output]
     rows, begin, end = shard.sampled_range(subset, first, last)
     repeat_count = or_empty(shard.repeat_count, "uint8")
     sum_by_leaf(leaf, loss_hessian, repeat_count, or_empty(rows, "int64"), begin, end, unit, sums)

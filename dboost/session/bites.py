@@ -34,7 +34,6 @@ from dboost.rows.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.session.encoded_rows import EncodedStore, rows_in_memory
 from dboost.session.fit_records import BuildSpec, SelectedRows
 from dboost.session.memory import Budget
-from dboost.session.starting_rows import StartingPiece
 from dboost.session.table_rows import TableRows
 from dboost.trees.apply_trees import add_trees
 from dboost.trees.fit_trees import FitTree
@@ -116,17 +115,18 @@ class BiteStore:
             piece_rows = rows_that_fit(code_fields(spec.shard.layout), sum(sizes))
         self._store = RowStore(groups, sizes, place)
         try:
-            for piece in rows.starting.pieces(spec, n_threads, min(piece_rows, max(sum(sizes), 1))):
-                self._append(piece)
+            ids, first = rows.ids(), 0
+            for fields in rows.starting.trained(spec, n_threads, min(piece_rows, max(sum(sizes), 1))):
+                last = first + fields["raw"].shape[1]
+                self._append(fields | {"row_ids": ids.of(first, last)})
+                first = last
         except BaseException:
             self._store.close()
             raise
 
-    def _append(self, piece: StartingPiece) -> None:
+    def _append(self, fields: dict[str, np.ndarray]) -> None:
         """Add each row to its part."""
-        row_ids = self._id_ranges.start(piece.partition) + piece.first + np.arange(piece.codes.n_rows)
-        fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
-        parts = parts_of(self.spec.seed, self._n_parts, piece.fields.get("draw_id", row_ids))
+        parts = parts_of(self.spec.seed, self._n_parts, fields.get("draw_id", fields["row_ids"]))
         counts = np.bincount(parts, minlength=self._n_parts)
         if len(counts) <= 2**16:
             parts = parts.astype(np.uint16)  # sorted ten times as fast

@@ -27,7 +27,8 @@ def class_counts(rows: TableRows, n_classes: int | None) -> np.ndarray:
     """
     counts = np.zeros(n_classes or 1, np.int64)
     for piece in _pieces(rows, n_classes):
-        counts += len(piece.rows) if piece.classes is None else np.bincount(piece.classes, minlength=len(counts))
+        is_one_class = isinstance(piece.classes, int)
+        counts += len(piece.rows) if is_one_class else np.bincount(piece.classes, minlength=len(counts))
     return counts
 
 
@@ -109,7 +110,7 @@ class _Piece(NamedTuple):
     rows: np.ndarray  # their positions in the chunk
     first_id: int  # global id of the first of them
     draw_ids: np.ndarray  # see `Table.draw_ids`
-    classes: np.ndarray | None
+    classes: np.ndarray | int  # 0 for regression
 
 
 def _pieces(rows: TableRows, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
@@ -135,6 +136,6 @@ def _pieces(rows: TableRows, n_classes: int | None, k: int | None = None) -> Ite
             for low in range(0, n, _PIECE_ROWS):
                 high = min(low + _PIECE_ROWS, n)
                 positions = np.arange(low, high) if kept is None else kept[low:high]
-                classes = None if targets is None else targets[positions].astype(np.int64)
+                classes = 0 if targets is None else targets[positions].astype(np.int64)
                 yield _Piece(first, positions, start + low, draw_ids[low:high], classes)
         first += length

@@ -45,18 +45,16 @@ class DrawnRows:
     seed: int
     bounds: tuple[int, ...]
 
-    def selects(self, row_ids: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
+    def selects(self, row_ids: np.ndarray, classes: np.ndarray | int = 0) -> np.ndarray:
         """Return whether rows are drawn, given their numbers (int64[n], see `Table.draw_ids`): bool[n].
 
-        classes : int64[n]; not used if one bound applies to all rows.
+        classes : int64[n], or one class of all rows; not used if one bound applies to all rows.
         """
         hashes = hash_rows(self.seed, row_ids)
         last = np.array([max(bound - 1, 0) for bound in self.bounds], np.uint64)
         is_drawn = np.array([bound > 0 for bound in self.bounds])
-        if len(self.bounds) == 1:
-            return (hashes <= last[0]) & is_drawn[0]
-        assert classes is not None
-        return (hashes <= last[classes]) & is_drawn[classes]
+        bound = 0 if len(self.bounds) == 1 else classes
+        return (hashes <= last[bound]) & is_drawn[bound]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +68,18 @@ class DigitRequest:
     is_open: np.ndarray  # bool[n_classes]: classes that are counted
     without: DrawnRows | None = None  # rows that are not counted
 
-    def count(self, row_ids: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
+    def count(self, row_ids: np.ndarray, classes: np.ndarray | int) -> np.ndarray:
         """Return the counts of some rows (arguments as in `DrawnRows.selects`): int64[n_classes, 2**n_bits]."""
         n_classes = len(self.prefixes)
+        classes = 0 if n_classes == 1 else classes
         hashes = hash_rows(self.seed, row_ids)
         digits = (hashes >> np.uint64(self.shift)) & np.uint64((1 << self.n_bits) - 1)
         counted = np.ones(len(row_ids), bool) if self.without is None else ~self.without.selects(row_ids, classes)
         if self.shift + self.n_bits < _BITS:
             above = hashes >> np.uint64(self.shift + self.n_bits)
-            counted &= above == (self.prefixes[0] if n_classes == 1 else self.prefixes[classes])
-        cells = digits.astype(np.int64)
-        if n_classes > 1:
-            assert classes is not None
-            counted &= self.is_open[classes]
-            cells += classes << self.n_bits
+            counted &= above == self.prefixes[classes]
+        counted &= self.is_open[classes]
+        cells = digits.astype(np.int64) + (classes << self.n_bits)
         return np.bincount(cells[counted], minlength=n_classes << self.n_bits).reshape(n_classes, -1)
 
 

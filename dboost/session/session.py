@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial, reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,6 @@ from dboost.session.fit_records import (
 from dboost.session.hand_over import Exchange, HandedRows
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import Loading
-from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
 from dboost.session.table_rows import TableRows
@@ -213,7 +213,9 @@ class Session:
         sample: ColumnSamples = {}
         for batch in batches:
             sample |= self.rows_of(batch).proposal_sample(seed, columns)
-        ranges = divided(sample, bounds)
+        ranges = [
+            {i: (values[first:last], weight) for i, (values, weight) in sample.items()} for first, last in pairwise(bounds)
+        ]
         return [{} if k == own else part for k, part in enumerate(ranges)], {} if own is None else ranges[own]
 
     @remote

@@ -1,7 +1,8 @@
 """Rows of a table at the start of a fit: those that are trained on, or those of an evaluation set.
 
 `StartingRows` yields encoded rows with their first raw scores (`warm_start.first_scores`, and the trees of the model that is
-continued), piece by piece, for code that writes them to a store.
+continued), piece by piece, for code that writes them to a store. A piece is a dictionary of fields: codes by columns, target,
+raw scores, and those of weight and draw_id that the fit has. Codes are valid until the next piece.
 """
 
 from __future__ import annotations
@@ -15,19 +16,8 @@ from dboost.data import Table
 from dboost.data.columns.roles import kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import encoded_pieces
-from dboost.rows.shard import BinnedColumns
 from dboost.session.fit_records import BuildSpec
 from dboost.session.warm_start import add_block, first_scores, matrix_of
-
-
-@dataclass(frozen=True, eq=False)
-class StartingPiece:
-    """Consecutive rows of one partition, among those that take part."""
-
-    partition: int
-    first: int  # position of the first row among those of the partition
-    codes: BinnedColumns  # valid until the next piece
-    fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +68,16 @@ class StartingRows:
             weighted = weighted or weight is not None
         return max_weight, weighted
 
-    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+    def trained(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield the rows that are trained on in pieces of at most `piece_rows` rows, in order, in the units of shards."""
-        for piece in self._pieces(spec, n_threads, piece_rows, evaluates=False):
-            for name in ("target", "raw"):
-                piece.fields[name] = spec.in_unit(piece.fields[name])
-            yield piece
+        for fields in self._pieces(spec, n_threads, piece_rows, evaluates=False):
+            yield fields | {name: spec.in_unit(fields[name]) for name in ("target", "raw")}
 
     def evaluated(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the rows of an evaluation set in pieces, by field, with the sums of the trees of a forest; the weight is always
-        there."""
-        for piece in self._pieces(spec, n_threads, piece_rows, evaluates=True):
-            yield piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide}
+        """Yield the rows of an evaluation set in pieces, with the sums of the trees of a forest; the weight is always there."""
+        return self._pieces(spec, n_threads, piece_rows, evaluates=True)
 
-    def _pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int, *, evaluates: bool) -> Iterator[StartingPiece]:
+    def _pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int, *, evaluates: bool) -> Iterator[dict[str, np.ndarray]]:
         warm_start, chunk, first, n_before = spec.warm_start, -1, 0, 0
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         seen = (0 if self.scores_of is None else warm_start.n_earlier, warm_start.n_before)
@@ -102,7 +88,7 @@ class StartingRows:
             if piece.number != chunk:
                 chunk, first, target = piece.number, 0, self.target_of(piece.number)
                 scores = None if self.scores_of is None else self.scores_of(chunk)
-            fields = {"target": target[..., piece.rows]}
+            fields = {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "target": target[..., piece.rows]}
             if scores is None:
                 raw = first_scores(spec.baseline, spec.target.loss.link.offset_outputs, piece.roles.offset, n)
             else:
@@ -120,7 +106,7 @@ class StartingRows:
                 fields["weight"] = np.ones(n) if weight is None else weight
             if spec.shard.has_draw_ids and not evaluates:
                 fields["draw_id"] = piece.roles.group_keys
-            yield StartingPiece(self.table.partition_ids[chunk], first, piece.codes, fields)
+            yield fields
             first, n_before = first + n, n_before + n
 
     def _weight(self, first: int, n: int) -> np.ndarray | None:

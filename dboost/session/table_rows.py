@@ -265,10 +265,10 @@ class TableRows:
             place = InFiles(max(sizes), root, sizes)
         store = RowStore(spec.shard.field_groups(in_memory=False), [n_rows], place)
         try:
-            for piece in self.starting.pieces(spec, self.n_threads, block_rows):
-                fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
+            for fields in self.starting.trained(spec, self.n_threads, block_rows):
+                fields["tiles"] = tiles_of(columns_among(fields, layout), layout)
                 fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
-                store.append(piece.codes.n_rows, fields)
+                store.append(fields["raw"].shape[1], fields)
             store.check_filled()
         except BaseException:
             store.close()

@@ -26,10 +26,11 @@ from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
+from dboost.rows.bin_merge import merge_into_bins
 from dboost.rows.block_file import FieldRef
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowShares, RowStore
-from dboost.rows.shard import Near, RowIds, Shard, merge_into_bins, runs_of
+from dboost.rows.shard import Near, RowIds, Shard, runs_of
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore

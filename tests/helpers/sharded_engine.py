@@ -16,8 +16,9 @@ from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
+from dboost.rows.bin_merge import merge_into_bins
 from dboost.rows.row_store import RowStore
-from dboost.rows.shard import RowIds, Shard, merge_into_bins
+from dboost.rows.shard import RowIds, Shard
 from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore
 from dboost.session.growers import MemoryGrower

@@ -19,9 +19,9 @@ import dboost
 from dboost.data.columns import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.bins import quantile_fine_bins
-from dboost.rows.bin_merge import BinMerge
+from dboost.rows.bin_merge import BinMerge, merge_into_bins
 from dboost.rows.row_sample import RowSubset, Sample
-from dboost.rows.shard import BinnedColumns, merge_into_bins
+from dboost.rows.shard import BinnedColumns
 from dboost.rows.shard_spec import plan_layout
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN

@@ -209,7 +209,7 @@ class PartitionedTable:
         return self._with_retries(question.__name__, ask)
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
-        """Return the split candidates of a range of the numeric columns, see `session.proposal`."""
+        """Return the split candidates of a range of the numeric columns, see `transport.sample_exchange`."""
         # Changes are not sent with this call: a session whose change failed would keep others waiting for its values.
         self.complete()
 

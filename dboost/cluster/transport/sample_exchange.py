@@ -1,4 +1,9 @@
-"""The exchange of sampled values among workers, from which they propose split candidates; see `session.proposal`.
+"""The exchange of sampled values among workers, from which they propose split candidates.
+
+Candidates are quantiles of the values of all sampled rows (`data.columns.binning`). Some sessions are *owners* of a range of
+the columns each, and propose the candidates of these: they sort the sample at the same time, and the coordinator receives the
+candidates only. The values of a column are joined in the order of the partitions (`binning.propose_together`), so the
+candidates do not depend on sessions and owners.
 
 The reducer makes one call to every session. Each draws its rows, sends the owners their columns, and, if it is an owner itself,
 waits for the columns of all others. There are as many owners as a sample has `config.owner_bytes`, but at most `config.fan_in`:
@@ -11,22 +16,31 @@ owner of a slice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dboost.cluster.transport.line import pieces_of, unpacked
 from dboost.cluster.transport.messages import OK, pack
 from dboost.cluster.transport.peer_messages import Execute, Swap
 from dboost.config import fan_in, owner_bytes
 from dboost.session.fit_records import SessionRef, unpack
-from dboost.session.proposal import ProposalOrder
 from dboost.session.session import Session
 from dboost.tuning import tuning
 
 
+class ProposalOrder(NamedTuple):
+    """How sessions propose split candidates together."""
+
+    owners: tuple[SessionRef, ...]
+    bounds: tuple[int, ...]  # the k-th owner has the columns bounds[k]…bounds[k + 1] - 1 of the sample
+    n_sessions: int
+    max_bins: int
+
+
 def choose_owners(refs: Sequence[SessionRef], n_rows: int, n_columns: int, max_bins: int) -> ProposalOrder:
-    """Return which sessions propose the candidates of which columns. n_rows : of the table."""
+    """Divide the columns equally among the first sessions, which own them. n_rows : of the table."""
     n_bytes = 8 * min(n_rows, tuning().bin_sample_rows) * n_columns
-    return ProposalOrder.of(refs, min(-(-n_bytes // owner_bytes()), fan_in()), n_columns, max_bins)
+    n = max(min(-(-n_bytes // owner_bytes()), fan_in(), len(refs), n_columns), 1)
+    return ProposalOrder(tuple(refs[:n]), tuple(n_columns * k // n for k in range(n + 1)), len(refs), max_bins)
 
 
 def answer_proposal(
