@@ -14,7 +14,7 @@ every session. A function is pickled by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -54,6 +54,53 @@ class TrainedRows(NamedTuple):
     unit_weights: bool  # whether all weights are 1 (or 0)
 
 
+class ComputedValues:
+    """Values that are computed of the rows of a table: in memory all together, or chunk by chunk in files.
+
+    Attributes
+    ----------
+    together : array
+        The values, if they are in memory.
+    """
+
+    def __init__(self, together: np.ndarray) -> None:
+        self.together = together
+        self._spool: Spool | None = None
+
+    @classmethod
+    def in_files(cls, values_of_chunks: Iterable[tuple[int, np.ndarray]]) -> ComputedValues:
+        """Write values to files, which come by the numbers of the chunks."""
+        values, spool = cls(np.empty(0)), Spool(0)
+        try:
+            for k, values_of_chunk in values_of_chunks:
+                spool.put(k, [values_of_chunk])
+        except BaseException:
+            spool.close()
+            raise
+        values._spool = spool
+        return values
+
+    def of(self, k: int, n_rows_of: Callable[[int], int]) -> np.ndarray:
+        """Return those of chunk k. n_rows_of : returns the number of rows of a chunk that have values."""
+        if self._spool is not None:
+            return self._spool.get(k)[0]
+        first = sum(map(n_rows_of, range(k)))
+        return self.together[..., first : first + n_rows_of(k)]
+
+    def gather(self, chunks: Sequence[int]) -> None:
+        """Load all values into memory. chunks : numbers of those that have values."""
+        if self._spool is not None:
+            if chunks:
+                self.together = np.concatenate([self._spool.get(k)[0] for k in chunks], axis=-1)
+            self.close()
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+
 class TableRows:
     """The rows of a batch in one session.
 
@@ -68,10 +115,6 @@ class TableRows:
 
     Attributes
     ----------
-    y : float64[n_rows], or [n_columns, n_rows]
-        Encoded targets of all rows; empty if they are in files.
-    start_scores : float64[n_outputs, n_kept]
-        Raw scores of the rows of positive weight by a model of other data; empty without such a model or if they are in files.
     chosen : dict, or None
         The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
     fold : FoldRows, or None
@@ -89,10 +132,10 @@ class TableRows:
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
         self._shared: SharedCodes | None = None  # until the rows are built
-        self.y = np.empty(0)
-        self.start_scores = np.empty((0, 0))
-        if table.keeps_roles_apart:
-            self._targets, self._scores = Spool(0), Spool(0)
+        #: Encoded targets of all rows: float64[n_rows], or [n_columns, n_rows].
+        self._targets = ComputedValues(np.empty(0))
+        #: Raw scores of the rows of positive weight by a model of other data, if there is one: float64[n_outputs, n_kept].
+        self._start_scores = ComputedValues(np.empty((0, 0)))
         self._has_start_scores = False
 
     @property
@@ -133,7 +176,7 @@ class TableRows:
         of its own.
         """
         self.gather()
-        table, y, weight = self.table, self.y, self.table.weight
+        table, y, weight = self.table, self._targets.together, self.table.weight
         kept = kept_rows(weight)
         n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
         borders = [n_kept * k // n_ranges for k in range(n_ranges + 1)]
@@ -188,7 +231,7 @@ class TableRows:
 
         kept : their positions in the table; kept_range : their range among its rows of positive weight.
         """
-        yield "target", spec.in_unit(self.y[..., kept])
+        yield "target", spec.in_unit(self._targets.together[..., kept])
         yield "raw", spec.in_unit(self._raw_scores(spec, kept, kept_range))
         if spec.shard.weighted:
             yield "weight", np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
@@ -247,7 +290,7 @@ class TableRows:
         if not self._has_start_scores:
             loss = spec.target.loss
             return starting_scores(spec.baseline, loss.link.offset_outputs, warm_start, self.table, positions, self.n_threads)
-        raw = self.start_scores[..., kept_range].copy()
+        raw = self._start_scores.together[..., kept_range].copy()
         add_trees(raw, warm_start, self.table, positions, self.n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw
 
@@ -280,13 +323,11 @@ class TableRows:
         table = self.table
         if not table.keeps_roles_apart:
             counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
-            self.y = encode_like(table, target) if counts else target.zeros(table.n_rows)
+            self._targets = ComputedValues(encode_like(table, target) if counts else target.zeros(table.n_rows))
             return
         self._targets.close()
-        self._targets = Spool(0)
-        for k, length in enumerate(table.lengths):
-            if length:
-                self._targets.put(k, [encode_chunk(table, k, target)])
+        filled = [k for k, length in enumerate(table.lengths) if length]
+        self._targets = ComputedValues.in_files((k, encode_chunk(table, k, target)) for k in filled)
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
         """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
@@ -297,34 +338,40 @@ class TableRows:
         if not table.keeps_roles_apart:
             kept = kept_rows(table.weight)
             baseline, with_offset = warm_start.baseline, warm_start.offset_outputs
-            self.start_scores = starting_scores(baseline, with_offset, warm_start, table, kept, self.n_threads, iterations)
+            scores = starting_scores(baseline, with_offset, warm_start, table, kept, self.n_threads, iterations)
+            self._start_scores = ComputedValues(scores)
             return
-        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
-        for k in range(table.n_chunks):
-            n = table.n_kept(k)
-            if n:
-                roles = table.roles(k)
-                kept = kept_rows(roles.weight)
-                offset = roles.offset if roles.offset is None or kept is None else roles.offset[kept]
-                scores = first_scores(warm_start.baseline, warm_start.offset_outputs, offset, n)
-                if flat is not None and warm_start.n_earlier:
-                    at = 0
-                    for matrix in chunk_matrices(table, k, kept):
-                        add_block(scores[:, at : at + len(matrix)], flat, matrix, iterations, self.n_threads)
-                        at += len(matrix)
-                self._scores.put(k, [scores])
+        flat = None if warm_start.model is None or not warm_start.n_earlier else FlatEnsemble(warm_start.model)
+
+        def scores_of(k: int) -> np.ndarray:
+            roles = table.roles(k)
+            kept = kept_rows(roles.weight)
+            offset = roles.offset if roles.offset is None or kept is None else roles.offset[kept]
+            scores = first_scores(warm_start.baseline, warm_start.offset_outputs, offset, table.n_kept(k))
+            if flat is not None:
+                at = 0
+                for matrix in chunk_matrices(table, k, kept):
+                    add_block(scores[:, at : at + len(matrix)], flat, matrix, iterations, self.n_threads)
+                    at += len(matrix)
+            return scores
+
+        self._start_scores = ComputedValues.in_files((k, scores_of(k)) for k in self._chunks_with_rows)
 
     def ranges(self) -> Iterator[EncodedRoles]:
         """Yield the roles of ranges that together are the rows of positive weight."""
         table = self.table
         if not table.keeps_roles_apart and kept_rows(table.weight) is None:
             if table.n_rows:
-                roles = replace(table.all_roles, target=self.y)
-                yield EncodedRoles.with_scores(roles, self.start_scores if self._has_start_scores else None)
+                roles = replace(table.all_roles, target=self._targets.together)
+                yield EncodedRoles.with_scores(roles, self._start_scores.together if self._has_start_scores else None)
             return
-        for k in range(table.n_chunks):
-            if self.table.n_kept(k):
-                yield self.range_of(k)
+        for k in self._chunks_with_rows:
+            yield self.range_of(k)
+
+    @property
+    def _chunks_with_rows(self) -> list[int]:
+        """Numbers of the chunks that have rows of positive weight."""
+        return [k for k in range(self.table.n_chunks) if self.table.n_kept(k)]
 
     def map_rows(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> list[Result]:
         """Return ``function(roles, *arguments)`` of each of the `ranges`."""
@@ -379,10 +426,7 @@ class TableRows:
 
     def target_of(self, k: int) -> np.ndarray:
         """Return the encoded targets of all rows of chunk k."""
-        if self.table.keeps_roles_apart:
-            return self._targets.get(k)[0]
-        first = sum(self.table.lengths[:k])
-        return self.y[..., first : first + self.table.lengths[k]]
+        return self._targets.of(k, self.table.lengths.__getitem__)
 
     def range_of(self, k: int) -> EncodedRoles:
         """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
@@ -393,10 +437,7 @@ class TableRows:
 
     def start_scores_of(self, k: int) -> np.ndarray:
         """Return the start scores of the rows of positive weight of chunk k: float64[n_outputs, n]."""
-        if self.table.keeps_roles_apart:
-            return self._scores.get(k)[0]
-        before = sum(map(self.table.n_kept, range(k)))
-        return self.start_scores[..., before : before + self.table.n_kept(k)]
+        return self._start_scores.of(k, self.table.n_kept)
 
     def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
@@ -408,17 +449,10 @@ class TableRows:
 
     def gather(self) -> None:
         """Load everything but the columns into memory."""
-        table = self.table
-        if not table.keeps_roles_apart:
-            return
-        filled = [k for k, length in enumerate(table.lengths) if length]
-        chunks = [k for k in filled if self.table.n_kept(k)]
-        if self._has_start_scores and chunks:
-            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in chunks], axis=-1)
-        self.y = np.concatenate([self._targets.get(k)[0] for k in filled], axis=-1) if filled else np.empty(0)
-        table.gather_roles()
-        self._targets.close()
-        self._scores.close()
+        if self.table.keeps_roles_apart:
+            self._start_scores.gather(self._chunks_with_rows)
+            self._targets.gather([k for k, length in enumerate(self.table.lengths) if length])
+            self.table.gather_roles()
 
     def drop_target(self) -> None:
         """Release the target as it was read, once it is encoded."""
@@ -436,6 +470,5 @@ class TableRows:
         """Release the raw values, and remove the files."""
         self.close_values()
         self._shared = None
-        if self.table.keeps_roles_apart:
-            self._targets.close()
-            self._scores.close()
+        self._targets.close()
+        self._start_scores.close()
