@@ -331,23 +331,24 @@ class TableRows:
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
         """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
-        if self._has_start_scores:
+        model = warm_start.model
+        if self._has_start_scores or model is None:
             return
         table, iterations = self.table, (0, warm_start.n_earlier)
+        baseline, offset_outputs = model.baseline, model.outputs.offset_outputs
         self._has_start_scores = True
         if not table.keeps_roles_apart:
             kept = kept_rows(table.weight)
-            baseline, with_offset = warm_start.baseline, warm_start.offset_outputs
-            scores = starting_scores(baseline, with_offset, warm_start, table, kept, self.n_threads, iterations)
+            scores = starting_scores(baseline, offset_outputs, warm_start, table, kept, self.n_threads, iterations)
             self._start_scores = ComputedValues(scores)
             return
-        flat = None if warm_start.model is None or not warm_start.n_earlier else FlatEnsemble(warm_start.model)
+        flat = FlatEnsemble(model) if warm_start.n_earlier else None
 
         def scores_of(k: int) -> np.ndarray:
             roles = table.roles(k)
             kept = kept_rows(roles.weight)
             offset = roles.offset if roles.offset is None or kept is None else roles.offset[kept]
-            scores = first_scores(warm_start.baseline, warm_start.offset_outputs, offset, table.n_kept(k))
+            scores = first_scores(baseline, offset_outputs, offset, table.n_kept(k))
             if flat is not None:
                 at = 0
                 for matrix in chunk_matrices(table, k, kept):

@@ -74,21 +74,9 @@ class WarmStart:
             return {}
         return {"like": self.model.features, "extend_categories": True}
 
-    def binning(self, features: tuple[Feature, ...]) -> Binning:
-        """Return the model's split points."""
-        assert self.model is not None
-        return Binning(features, self.model.edges)
-
-    @property
-    def baseline(self) -> np.ndarray:
-        """Initial raw scores of the model: float64[n_outputs]."""
-        assert self.model is not None
-        return self.model.baseline
-
-    @property
-    def offset_outputs(self) -> slice:
-        """The outputs of the model that an offset is added to; all without a model."""
-        return slice(None) if self.model is None else self.model.outputs.offset_outputs
+    def kept_binning(self, features: tuple[Feature, ...]) -> Binning | None:
+        """Return the model's split points if new trees use them, else None."""
+        return Binning(features, self.model.edges) if self.keeps_bins and self.model is not None else None
 
     @property
     def n_before(self) -> int:

@@ -325,8 +325,9 @@ def propose_bins(
     """Propose split points from a sample of the rows, with ``split_proposal="exact"`` from all distinct values."""
     if request.binned is not None:
         return request.binned.binning
-    if warm_start.keeps_bins:
-        return warm_start.binning(features)
+    kept_binning = warm_start.kept_binning(features)
+    if kept_binning is not None:
+        return kept_binning
     if parameters.split_proposal == "exact":
         columns = zip(*sessions.ask(TableRows.distinct_columns), strict=True)
         return exact_binning(features, [reduce(distinct_values, of_sessions) for of_sessions in columns])

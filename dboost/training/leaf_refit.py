@@ -116,7 +116,7 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
         shard=shard,
         binning=Binning((), ()),
         target=target,
-        baseline=start.baseline,
+        baseline=model.baseline,
         warm_start=start,
         magnitudes=stats.magnitudes,
         unit=stats.unit,
