@@ -47,9 +47,9 @@ class Feature:
         Categories 0 and 1 may be read as booleans. Numeric features are not restricted, nor are features without categories or
         with both text and numbers.
         """
-        kinds = kinds_of(self.categories or ())
+        categories = self.categories or ()
+        kinds = kinds_of(categories)
         if len(kinds) != 1:
             return ()
         kind = kinds.pop()
-        assert self.categories is not None
-        return (kind, TRUTH_VALUES) if kind == NUMBERS and (0 in self.categories or 1 in self.categories) else (kind,)
+        return (kind, TRUTH_VALUES) if kind == NUMBERS and (0 in categories or 1 in categories) else (kind,)

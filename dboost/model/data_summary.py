@@ -26,6 +26,7 @@ with g - 1 degrees of freedom. `chance` returns what it exceeds once in a thousa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,80 +47,60 @@ EXTRAS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Distribution:
+class Distribution(ABC):
     """Distribution of the values of one column, or of the scores of one output."""
 
     #: int64[g], number of rows of each group.
     counts: np.ndarray
     #: Number of rows without a value.
     missing: int
-    #: Numbers: float64[g - 1]; group i has the values above cut i - 1 and not above cut i.
-    cuts: np.ndarray | None = None
-    #: Numbers: smallest and largest value; NaN without values.
-    low: float = math.nan
-    high: float = math.nan
-    #: Categories: int64[g - 1], ascending codes of the groups; the last group has all others.
-    codes: np.ndarray | None = None
-    #: Categories: number of levels.
-    n_levels: int = 0
 
-    @classmethod
-    def of_numbers(cls, present: np.ndarray, missing: int, cuts: np.ndarray) -> Distribution:
-        """Return the distribution of numbers. present : float64[n], ascending; missing, cuts : as the fields."""
-        counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
-        low, high = (float(present[0]) + 0.0, float(present[-1]) + 0.0) if len(present) else (math.nan, math.nan)
-        return cls(counts.astype(np.int64), missing, cuts, low, high)
-
-    @classmethod
-    def of_codes(cls, values: np.ndarray, n_levels: int) -> Distribution:
-        """Return the distribution of codes of categories (float64[n], NaN where missing)."""
-        present = values[~np.isnan(values)].astype(np.int64)
-        level_counts = np.bincount(present, minlength=n_levels)
-        frequent = np.argsort(-level_counts, kind="stable")[:LEVELS]
-        codes = np.sort(frequent[level_counts[frequent] > 0])
-        counts = np.append(level_counts[codes], level_counts.sum() - level_counts[codes].sum())
-        return cls(counts.astype(np.int64), len(values) - len(present), codes=codes, n_levels=n_levels)
-
+    @abstractmethod
     def tally(self, values: np.ndarray) -> np.ndarray:
         """Count other values: int64[g + EXTRAS], rows per group, missing values, values below and above the range, unknown
         levels.
 
         Values outside the range and unknown levels, which have codes from `n_levels` on, belong to no group.
         """
-        present = values[~np.isnan(values)]
-        n_missing = len(values) - len(present)
-        below = above = unknown = 0
-        if self.cuts is not None:
-            is_below, is_above = present < self.low, ~(present <= self.high)  # all are above if training had no value
-            below, above = int(is_below.sum()), int(is_above.sum())
-            groups = np.searchsorted(self.cuts, present[~(is_below | is_above)], side="left")
-        else:
-            assert self.codes is not None
-            known = present[present < self.n_levels].astype(np.int64)
-            unknown = len(present) - len(known)
-            groups = np.full(len(known), len(self.codes))
-            if len(self.codes):
-                at = np.minimum(np.searchsorted(self.codes, known), len(self.codes) - 1)
-                groups = np.where(self.codes[at] == known, at, groups)
-        counts = np.bincount(groups, minlength=len(self.counts))
-        return np.append(counts, [n_missing, below, above, unknown]).astype(np.int64)
 
+    @abstractmethod
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
         """Return statistics of the difference, see `Summary.compare`."""
-        after, (missing, below, above, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], int(tally.sum())
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+
+    @staticmethod
+    def from_dict(stored: dict[str, Any]) -> Distribution:
+        """Return the distribution in a result of `to_dict`; ValueError, TypeError or KeyError for other content."""
+        is_of_numbers = "cuts" in stored
+        check_shape(stored, _NUMBERS if is_of_numbers else _CATEGORIES, "it")
+        borders = _ascending(stored["cuts"], float) if is_of_numbers else _ascending(stored["codes"], int)
+        counts = np.array(stored["counts"], np.int64)
+        if len(counts) != len(borders) + 1:
+            raise ValueError("its counts do not fit")
+        if is_of_numbers:
+            low, high = (math.nan if end is None else float(end) for end in stored["range"])
+            return NumberDistribution(counts, stored["missing"], borders, low, high)
+        if len(borders) and borders[-1] >= stored["levels"]:
+            raise ValueError("its codes are not those of its levels")
+        return LevelDistribution(counts, stored["missing"], borders, stored["levels"])
+
+    def _tallied(self, groups: np.ndarray, extras: Sequence[int]) -> np.ndarray:
+        """Return the result of `tally`. groups : of values; extras : number of values that belong to none."""
+        return np.append(np.bincount(groups, minlength=len(self.counts)), extras).astype(np.int64)
+
+    def _compared(self, tally: np.ndarray, before: np.ndarray, after: np.ndarray, *, ordered: bool) -> dict[str, Any]:
+        """Return the result of `compare`. before, after : rows by group; values that belong to none are groups like others."""
+        (missing, below, above, unknown), n = tally[-EXTRAS:], int(tally.sum())
         n_before = int(self.counts.sum()) + self.missing
-        ordered = self.cuts is not None
-        # Values outside the range, unknown levels and missing values are groups like the others.
-        if ordered:
-            sides = np.concatenate(([0], self.counts, [0])), np.concatenate(([below], after, [above]))
-        else:
-            sides = np.append(self.counts, 0), np.append(after, unknown)
-        both = np.append(sides[0], self.missing), np.append(sides[1], missing)
+        both = np.append(before, self.missing), np.append(after, missing)
         index, by_chance = stability_index(*both), chance(*both)
         return {
             "psi": index,
             "chance": by_chance,
-            "distance": distance(*sides, ordered=ordered),
+            "distance": distance(before, after, ordered=ordered),
             "missing_before": self.missing / n_before if n_before else math.nan,
             "missing": int(missing) / n if n else math.nan,
             "outside": int(below + above) / n if n and ordered else math.nan,
@@ -127,45 +108,83 @@ class Distribution:
             "drift": verdict(index - by_chance),
         }
 
+
+@dataclass(frozen=True, eq=False)
+class NumberDistribution(Distribution):
+    """Distribution of numbers."""
+
+    #: float64[g - 1]; group i has the values above cut i - 1 and not above cut i.
+    cuts: np.ndarray
+    #: Smallest and largest value; NaN without values.
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, present: np.ndarray, missing: int, cuts: np.ndarray) -> NumberDistribution:
+        """Return the distribution of numbers. present : float64[n], ascending; missing, cuts : as the fields."""
+        counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
+        low, high = (float(present[0]) + 0.0, float(present[-1]) + 0.0) if len(present) else (math.nan, math.nan)
+        return cls(counts.astype(np.int64), missing, cuts, low, high)
+
+    def tally(self, values: np.ndarray) -> np.ndarray:
+        present = values[~np.isnan(values)]
+        is_below, is_above = present < self.low, ~(present <= self.high)  # all are above if training had no value
+        groups = np.searchsorted(self.cuts, present[~(is_below | is_above)], side="left")
+        return self._tallied(groups, [len(values) - len(present), int(is_below.sum()), int(is_above.sum()), 0])
+
+    def compare(self, tally: np.ndarray) -> dict[str, Any]:
+        _, below, above, _ = tally[-EXTRAS:]
+        before, after = np.concatenate(([0], self.counts, [0])), np.concatenate(([below], tally[:-EXTRAS], [above]))
+        return self._compared(tally, before, after, ordered=True)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
-        if self.cuts is None:
-            assert self.codes is not None
-            return {
-                "codes": self.codes.tolist(),
-                "counts": self.counts.tolist(),
-                "levels": self.n_levels,
-                "missing": self.missing,
-            }
         ends = [None if math.isnan(end) else end for end in (self.low, self.high)]
         return {"cuts": self.cuts.tolist(), "counts": self.counts.tolist(), "range": ends, "missing": self.missing}
 
+
+@dataclass(frozen=True, eq=False)
+class LevelDistribution(Distribution):
+    """Distribution of the levels of a categorical column."""
+
+    #: int64[g - 1], ascending codes of the groups; the last group has all others.
+    codes: np.ndarray
+    n_levels: int
+
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Distribution:
-        """Return the distribution in a result of `to_dict`; ValueError, TypeError or KeyError for other content."""
-        check_shape(stored, _NUMBERS if "cuts" in stored else _CATEGORIES, "it")
-        counts, missing = _ascending(stored["counts"], int, strictly=None), stored["missing"]
-        if "cuts" in stored:
-            low, high = (math.nan if end is None else float(end) for end in stored["range"])
-            cuts = _ascending(stored["cuts"], float, strictly=True)
-            distribution = cls(counts, missing, cuts, low, high)
-        else:
-            distribution = cls(
-                counts, missing, codes=_ascending(stored["codes"], int, strictly=True), n_levels=stored["levels"]
-            )
-        borders = distribution.cuts if distribution.cuts is not None else distribution.codes
-        assert borders is not None
-        if len(counts) != len(borders) + 1:
-            raise ValueError("its counts do not fit")
-        if distribution.codes is not None and len(distribution.codes) and distribution.codes[-1] >= distribution.n_levels:
-            raise ValueError("its codes are not those of its levels")
-        return distribution
+    def of(cls, values: np.ndarray, n_levels: int) -> LevelDistribution:
+        """Return the distribution of codes of categories (float64[n], NaN where missing)."""
+        present = values[~np.isnan(values)].astype(np.int64)
+        level_counts = np.bincount(present, minlength=n_levels)
+        frequent = np.argsort(-level_counts, kind="stable")[:LEVELS]
+        codes = np.sort(frequent[level_counts[frequent] > 0])
+        counts = np.append(level_counts[codes], level_counts.sum() - level_counts[codes].sum())
+        return cls(counts.astype(np.int64), len(values) - len(present), codes, n_levels)
+
+    def tally(self, values: np.ndarray) -> np.ndarray:
+        present = values[~np.isnan(values)]
+        known = present[present < self.n_levels].astype(np.int64)
+        groups = np.full(len(known), len(self.codes))
+        if len(self.codes):
+            at = np.minimum(np.searchsorted(self.codes, known), len(self.codes) - 1)
+            groups = np.where(self.codes[at] == known, at, groups)
+        return self._tallied(groups, [len(values) - len(present), 0, 0, len(present) - len(known)])
+
+    def compare(self, tally: np.ndarray) -> dict[str, Any]:
+        return self._compared(tally, np.append(self.counts, 0), np.append(tally[:-EXTRAS], tally[-1]), ordered=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "codes": self.codes.tolist(),
+            "counts": self.counts.tolist(),
+            "levels": self.n_levels,
+            "missing": self.missing,
+        }
 
 
-def _ascending(values: list[Any], kind: type, *, strictly: bool | None) -> np.ndarray:
-    """A list of numbers as an array. strictly : check that they ascend."""
+def _ascending(values: list[Any], kind: type) -> np.ndarray:
+    """Return a list of numbers that ascend as an array."""
     numbers = np.array(values, np.int64 if kind is int else np.float64)
-    if strictly and (np.isnan(numbers).any() or not (np.diff(numbers) > 0).all()):
+    if np.isnan(numbers).any() or not (np.diff(numbers) > 0).all():
         raise ValueError("its borders do not ascend")
     return numbers
 
@@ -210,9 +229,9 @@ class Summary:
         ]
         cuts = propose_all(numbers, None, GROUPS, n_threads=1)
         distributions = [
-            Distribution.of_codes(column, levels or 0)
+            LevelDistribution.of(column, levels or 0)
             if present is None or borders is None
-            else Distribution.of_numbers(present, len(column) - len(present), borders)
+            else NumberDistribution.of(present, len(column) - len(present), borders)
             for column, levels, present, borders in zip(columns, n_levels, numbers, cuts, strict=True)
         ]
         return cls(tuple(distributions[: len(features)]), tuple(distributions[len(features) : -1]), distributions[-1])

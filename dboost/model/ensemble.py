@@ -331,9 +331,8 @@ def without_counts(model: Ensemble) -> Ensemble:
     for tree in model.trees:
         for codes, feature, missing_left in zip(tree.categories, tree.feature.tolist(), tree.missing_left, strict=True):
             if codes is not None:
-                levels = model.features[feature].categories
-                assert levels is not None
-                used.setdefault(feature, set()).update(range(len(levels)) if missing_left else codes.tolist())
+                n_levels = len(model.features[feature].categories or ())
+                used.setdefault(feature, set()).update(range(n_levels) if missing_left else codes.tolist())
     features, renumbered = [], {}
     for j, feature in enumerate(model.features):
         if feature.categories is not None:

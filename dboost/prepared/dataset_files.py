@@ -194,12 +194,12 @@ def _parsed(root: str, content: dict[str, Any]) -> StoredDataset:
     """Return the data set of a description."""
     binning, settings = parse_binning(content), parse_settings(content["settings"])
     sample, checksum = content["sample"]
-    named = re.fullmatch(r"sample-([0-9a-f]{12})\.parquet", sample)
-    refuse(named is None, f"{sample[:80]!r} is not the name of a sample")
-    assert named is not None
+    version = sample.removeprefix("sample-").removesuffix(".parquet")
+    is_name = re.fullmatch("[0-9a-f]{12}", version) is not None and sample == f"sample-{version}.parquet"
+    refuse(not is_name, f"{sample[:80]!r} is not the name of a sample")
     parts = []
     for i, (name, part_checksum, n_bytes, n_rows) in enumerate(content["parts"]):
-        refuse(name != _part_name(named[1], i), f"part {i} has the name {name[:80]!r}")
+        refuse(name != _part_name(version, i), f"part {i} has the name {name[:80]!r}")
         sizes = count(n_bytes, "the size of a part"), count(n_rows, "the number of rows of a part")
         parts.append(PartFile(name, part_checksum, *sizes))
     n_rows = count(sum(part.n_rows for part in parts), "the number of rows", 1)

@@ -119,8 +119,7 @@ class BinnedRows(ABC):
 
 
 def _target_of(partition: BinnedPartition) -> Column:
-    assert partition.roles.target is not None
-    return partition.roles.target
+    return partition.roles.given_target
 
 
 def _role_of(name: str, partition: BinnedPartition) -> np.ndarray:

@@ -61,8 +61,8 @@ class TableInBins:
             last = first + piece.codes.n_rows
             drawn = reference_rows(self.n_rows, len(binning.features), self.seed, first, last) - first
             roles = self.table.as_given(piece.roles)
-            target = without_unused(roles.target) if isinstance(roles.target, CategoryColumn) else roles.target
-            assert target is not None
+            target = roles.given_target
+            target = without_unused(target) if isinstance(target, CategoryColumn) else target
             roles = replace(roles, target=target, weight=roles.weight if "sample_weight" in self.filled else None)
             yield BinnedPartition(piece.codes.columns(), roles, (values_of(piece.chunk, drawn), rows_of(target, drawn)))
             first = last

@@ -237,7 +237,7 @@ def test_filters_skip_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.M
     read_part = parquet.read_part
 
     def seen(part: Any, **options: Any) -> Any:
-        read.append((Path(part.file.url).name, part.groups))
+        read.append((Path(part.file.url).name, part.row_groups))
         return read_part(part, **options)
 
     monkeypatch.setattr(parquet, "read_part", seen)

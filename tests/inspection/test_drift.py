@@ -21,7 +21,7 @@ import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
 from dboost.data.columns.binning import propose
 from dboost.model import data_summary, model_file
-from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
+from dboost.model.data_summary import GROUPS, LEVELS, Distribution, LevelDistribution, NumberDistribution, Summary
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
@@ -68,9 +68,9 @@ def test_chance_is_the_chi_square_quantile() -> None:
         assert data_summary.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
 
 
-def of_numbers(values: np.ndarray) -> Distribution:
+def of_numbers(values: np.ndarray) -> NumberDistribution:
     present = np.sort(values[~np.isnan(values)])
-    return Distribution.of_numbers(present, len(values) - len(present), propose(present, None, GROUPS))
+    return NumberDistribution.of(present, len(values) - len(present), propose(present, None, GROUPS))
 
 
 @pytest.mark.fast_cells(3)
@@ -81,8 +81,8 @@ def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
     results = []
     for _ in range(200):
         before, after = rng.integers(0, values, 1500).astype(float), rng.integers(0, values, n).astype(float)
-        for known in (of_numbers(before), Distribution.of_codes(before % 50, 50)):
-            found = known.compare(known.tally(after if known.cuts is not None else after % 50))
+        for known in (of_numbers(before), LevelDistribution.of(before % 50, 50)):
+            found = known.compare(known.tally(after if isinstance(known, NumberDistribution) else after % 50))
             results.append(found["drift"])
     assert "strong" not in results and results.count("moderate") <= 2
 
@@ -118,21 +118,21 @@ def test_values_outside_the_range_are_a_group() -> None:
 def test_levels_in_groups() -> None:
     rng = np.random.default_rng(1)
     codes = rng.zipf(1.3, 20_000) % 500.0
-    known = Distribution.of_codes(codes, 500)
-    assert known.codes is not None and len(known.codes) == LEVELS and known.counts.sum() == 20_000
+    known = LevelDistribution.of(codes, 500)
+    assert len(known.codes) == LEVELS and known.counts.sum() == 20_000
     frequent = {
         int(code) for code, _ in sorted(zip(*np.unique(codes, return_counts=True), strict=True), key=lambda t: -t[1])[:90]
     }
     assert frequent <= set(known.codes.tolist())
     tally = known.tally(np.array([known.codes[3], 499.0, 500.0, 700.0, np.nan]))
     assert tally[3] == 1 and tally[LEVELS] == 1 - (499 in known.codes) and tally[-4:].tolist() == [1, 0, 0, 2]
-    few = Distribution.of_codes(np.array([2.0, 2.0, np.nan]), 4)
-    assert few.codes is not None and few.codes.tolist() == [2] and few.counts.tolist() == [2, 0]
+    few = LevelDistribution.of(np.array([2.0, 2.0, np.nan]), 4)
+    assert few.codes.tolist() == [2] and few.counts.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("values", [np.arange(100.0) % 7, np.full(3, np.nan), np.array([1e300, -1e300, 5e-324])])
 def test_a_distribution_survives_json(values: np.ndarray) -> None:
-    for known in (of_numbers(values), Distribution.of_codes(np.abs(values) % 3, 3)):
+    for known in (of_numbers(values), LevelDistribution.of(np.abs(values) % 3, 3)):
         again = Distribution.from_dict(json.loads(json.dumps(known.to_dict(), allow_nan=False)))
         for one, other in zip(vars(known).values(), vars(again).values(), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -430,9 +430,7 @@ def _binned(shared: bytes, i: int, known: _Known, separate_roles: bytes, read: _
         raise type(error)(f"partition {i}: {error}") from None
     assert binned.n_rows == n_kept
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
-    column = binned.roles.target
-    assert column is not None
-    return replace(binned, sample=(values_of(coded, kept[drawn]), rows_of(column, drawn)))
+    return replace(binned, sample=(values_of(coded, kept[drawn]), rows_of(binned.roles.given_target, drawn)))
 
 
 def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:

@@ -108,6 +108,12 @@ class RowRoles:
         return 0 if self.target is None else length_of(self.target)
 
     @property
+    def given_target(self) -> Column:
+        """The target of rows that have one."""
+        assert self.target is not None
+        return self.target
+
+    @property
     def numeric_target(self) -> np.ndarray:
         """The target, which has been encoded: float64[n]."""
         assert isinstance(self.target, np.ndarray)

@@ -57,7 +57,7 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
                     if name in schema.names
                 }
                 file, files = _file_of(fragment)
-                parts.append(ParquetPart(file, constants=constants, groups=groups, filesystem=files))
+                parts.append(ParquetPart(file, constants=constants, row_groups=groups, filesystem=files))
             else:
                 parts.append(_FragmentPart(fragment))
         meta = _as_frame(schema.empty_table())

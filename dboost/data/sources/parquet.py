@@ -72,7 +72,7 @@ class ParquetPart:
     #: Columns that have the same value in all rows, as arrays of one value.
     constants: dict[str, pa.Array] = field(default_factory=dict)
     #: Row groups; None for all.
-    groups: tuple[int, ...] | None = None
+    row_groups: tuple[int, ...] | None = None
     #: First and last row, exclusive, of the only row group; None for all.
     rows: tuple[int, int] | None = None
     #: Positions of deleted rows among these, or None.
@@ -88,9 +88,14 @@ class ParquetPart:
     is_decoded_once: bool = False
 
     @property
+    def first_row_group(self) -> int:
+        """Number of the first row group in the file."""
+        return 0 if self.row_groups is None else self.row_groups[0]
+
+    @property
     def shared(self) -> Any:
         """What is decoded once for all ranges of its rows that are read in order: the row group; None if nothing is."""
-        return (self.file.url, self.groups) if self.is_decoded_once else None
+        return (self.file.url, self.row_groups) if self.is_decoded_once else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +105,7 @@ class Footer:
     schema: pa.Schema
     digest: str
     #: Rows and decoded bytes of each row group.
-    groups: tuple[tuple[int, int], ...]
+    row_groups: tuple[tuple[int, int], ...]
     #: Extremes of columns in each row group, as far as filters use them.
     extremes: tuple[dict[str, Extremes], ...] = ()
     #: Bytes of each row group in the file.
@@ -110,7 +115,7 @@ class Footer:
 
     @property
     def n_rows(self) -> int:
-        return sum(n for n, _ in self.groups)
+        return sum(n for n, _ in self.row_groups)
 
     @property
     def index(self) -> list[str]:
@@ -304,7 +309,7 @@ def _possible(
     parts: Sequence[ParquetPart], footers: Sequence[Footer], schema: pa.Schema, filters: Sequence[RowFilter]
 ) -> list[np.ndarray]:
     """Return for each file which of its row groups may have rows that the filters keep. schema : of the table."""
-    may_match = [np.ones(len(footer.groups), bool) for footer in footers]
+    may_match = [np.ones(len(footer.row_groups), bool) for footer in footers]
     fields = [field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema]
     kinds = {field.name: field.type for field in fields}
     for row_filter in filters:
@@ -321,7 +326,7 @@ def _possible(
                 known.append({name: extremes for name, extremes in cast.items() if extremes is not None} | fixed)
         kept = row_filter.possible(known, pa.schema(fields))
         for file_groups, matches in zip(
-            may_match, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
+            may_match, np.split(kept, np.cumsum([len(footer.row_groups) for footer in footers])[:-1]), strict=True
         ):
             file_groups &= matches
     return may_match
@@ -372,15 +377,15 @@ def parts_of(
     part : all rows of the file, or some row groups; most_bytes : as in `open_parquet`; possible : row groups that are needed.
     """
     part = replace(part, sparing=most_bytes is not None)
-    chosen = np.ones(len(footer.groups), bool) if possible is None else possible.copy()
-    if part.groups is not None:
-        chosen &= np.isin(np.arange(len(chosen)), part.groups)
+    chosen = np.ones(len(footer.row_groups), bool) if possible is None else possible.copy()
+    if part.row_groups is not None:
+        chosen &= np.isin(np.arange(len(chosen)), part.row_groups)
     limit = tuning().partition_bytes if most_bytes is None else most_bytes
     groups: list[int] = []
     first = n_rows = n_bytes = 0
-    for k, (n, size) in enumerate(footer.groups):
+    for k, (n, size) in enumerate(footer.row_groups):
         if groups and (n_bytes + size > limit or not chosen[k]):
-            yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
+            yield _some(part, (first, first + n_rows), row_groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
             groups, first, n_rows, n_bytes = [], first + n_rows, 0, 0
         if not chosen[k]:
             first += n
@@ -391,15 +396,15 @@ def parts_of(
             for a, b in pairwise([*range(0, n, length), n]):
                 n_stored = footer.stored[k] * (b - a) // n
                 once = footer.decoders[k] <= 2 * most_bytes
-                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored, is_decoded_once=once)
+                yield _some(part, (first + a, first + b), row_groups=(k,), rows=(a, b), n_bytes=n_stored, is_decoded_once=once)
             first += n
             continue
         groups.append(k)
         n_rows, n_bytes = n_rows + n, n_bytes + size
-    if len(groups) == len(footer.groups):
-        yield replace(part, groups=None, n_bytes=sum(footer.stored))
+    if len(groups) == len(footer.row_groups):
+        yield replace(part, row_groups=None, n_bytes=sum(footer.stored))
     elif groups:
-        yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
+        yield _some(part, (first, first + n_rows), row_groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
 
 
 def _some(part: ParquetPart, span: tuple[int, int], **changes: Any) -> ParquetPart:
@@ -443,8 +448,8 @@ def read_in_order(
             yield read_part(run[0], names=names, types=types, columns=wanted)
             continue
         with _opened_parquet(run[0], types, wanted) as (file, stored, index):
-            assert run[0].groups is not None
-            once = stored and _decoder_bytes(file.metadata.row_group(run[0].groups[0]), stored) <= 2 * most_bytes
+            group = file.metadata.row_group(run[0].first_row_group)
+            once = stored and _decoder_bytes(group, stored) <= 2 * most_bytes
             tables = _ranges_of(file, run, stored) if once else (_rows_of(file, part, [*stored, *index]) for part in run)
             for part, table in zip(run, tables, strict=True):
                 yield _frame_of_part(part, table, types, wanted, index)
@@ -457,7 +462,7 @@ def _runs_of(parts: Sequence[ParquetPart]) -> Iterator[list[ParquetPart]]:
     for part in parts:
         before = run[-1] if run else None
         if before is not None and not (
-            (part.file.url, part.groups) == (before.file.url, before.groups)
+            (part.file.url, part.row_groups) == (before.file.url, before.row_groups)
             and part.rows is not None
             and before.rows is not None
             and part.rows[0] == before.rows[1]
@@ -517,7 +522,7 @@ def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> I
     """Yield columns of consecutive ranges of a row group. Most are a batch of Arrow each, without a copy, see `parts_of`."""
     spans = [part.rows for part in parts if part.rows is not None]
     before = spans[0][0]
-    batches = file.iter_batches(max(b - a for a, b in spans), list(parts[0].groups or ()), columns, use_threads=False)
+    batches = file.iter_batches(max(b - a for a, b in spans), list(parts[0].row_groups or ()), columns, use_threads=False)
     rest: Any = None
     for first, last in spans:
         pieces: list[Any] = []
@@ -544,7 +549,7 @@ def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> I
 
 def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
     """Return columns of the rows of a part; without columns a table that only has rows."""
-    groups = list(range(file.num_row_groups) if part.groups is None else part.groups)
+    groups = list(range(file.num_row_groups) if part.row_groups is None else part.row_groups)
     n_rows = sum(file.metadata.row_group(k).num_rows for k in groups) if part.rows is None else part.rows[1] - part.rows[0]
     if not columns:
         return pa.table({"": pa.nulls(n_rows)})

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import Frame
@@ -46,7 +48,9 @@ class GivenTable:
         unknown = self.roles.keys() - ROLES.keys()
         if unknown:
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-        target = with_named_targets(self.roles.get("target"), self.data)
+        target = self.roles.get("target")
+        if not isinstance(self.data, np.ndarray):  # whose columns have no names
+            target = with_named_targets(target, self.data)
         object.__setattr__(self, "roles", {**self.roles, "target": target})
         shape: tuple[Any, ...] = getattr(target, "shape", ())
         if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
 from dboost.inspection.row_functions import at_least_one, row_of, sample
 from dboost.inspection.shapley import Shapley, expected_value
 from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.schema import Feature
+from dboost.schema import Feature, Level
 
 #: Largest number of rows in a plot.
 MAX_POINTS = 2000
@@ -45,16 +46,16 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         for line, j in enumerate(order[::-1]):
             x = values[:, j]
             y = line + _spread(x)
-            rank, is_number = _ranks(block[:, j]), features[j].categories is None
+            rank, categories = _ranks(block[:, j]), features[j].categories
             ax.plot(x[np.isnan(rank)], y[np.isnan(rank)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
             present = ~np.isnan(rank)
             if not present.all():
                 notes.add("grey: missing")
-            if is_number:
+            if categories is None:
                 dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[present], y[present], c=rank[present], alpha=0.8, **dots)
             else:
-                _categories(ax, x, y, block[:, j], features[j], (line, 0.13 * float(np.ptp(values[:, order]))))
+                _categories(ax, x, y, block[:, j], categories, (line, 0.13 * float(np.ptp(values[:, order]))))
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
         ax.set(xlabel=f"Shapley value: effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
@@ -70,12 +71,13 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
     return ax
 
 
-def _categories(ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, feature: Feature, place: tuple[int, float]) -> None:
+def _categories(
+    ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, categories: Sequence[Level], place: tuple[int, float]
+) -> None:
     """Draw the dots of a categorical feature: a color for each of the most frequent categories, with names where they fit.
 
     place : number of the line, and the width of a name.
     """
-    assert feature.categories is not None
     levels, counts = np.unique(codes[~np.isnan(codes)].astype(np.int64), return_counts=True)
     frequent = levels[np.argsort(-counts, kind="stable")][: len(canvas.CYCLE)]
     dots = {"markersize": 2.2, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
@@ -89,7 +91,7 @@ def _categories(ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, featur
         if all(abs(middle - label) > place[1] for label in named):
             named.append(middle)
             style = {"color": canvas.CYCLE[i], "ha": "center", "va": "bottom", "fontsize": 6.5}
-            canvas.note(ax, canvas.short(feature.categories[code], 9), (middle, place[0] + 0.3), (0, 0), **style)
+            canvas.note(ax, canvas.short(categories[code], 9), (middle, place[0] + 0.3), (0, 0), **style)
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ training rows (`model.data_summary`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, effects, performance
 from dboost.inspection.row_functions import NO_ROLES, Block, EvaluatedRows, ScoringRoles, rows_with_roles, sample
 from dboost.inspection.shapley import has_counts
-from dboost.model.data_summary import Distribution, Summary
+from dboost.model.data_summary import Distribution, LevelDistribution, NumberDistribution, Summary
 from dboost.model.ensemble import Ensemble
 from dboost.session.reference_sample import summary_of
 
@@ -80,7 +81,8 @@ def features_table(ensemble: Ensemble, summary: Summary) -> pd.DataFrame:
     for feature, known in zip(ensemble.features[:MAX_FEATURES], summary.features[:MAX_FEATURES], strict=True):
         kind = "numeric" if feature.categories is None else f"categorical, {len(feature.categories)} levels"
         missing = f"{100 * known.missing / max(_n_rows(known), 1):.1f} %"
-        rows.append({"feature": feature.name, "kind": kind, "missing": missing, "smallest": known.low, "largest": known.high})
+        low, high = (known.low, known.high) if isinstance(known, NumberDistribution) else (math.nan, math.nan)
+        rows.append({"feature": feature.name, "kind": kind, "missing": missing, "smallest": low, "largest": high})
     return pd.DataFrame(rows, columns=["feature", "kind", "missing", "smallest", "largest"])
 
 
@@ -104,7 +106,7 @@ def caveats(ensemble: Ensemble, summary: Summary | None, *, is_evaluated: bool) 
     for feature, known in zip(ensemble.features, summary.features, strict=True):
         if known.missing > MUCH_MISSING * _n_rows(known):
             notes.append(f"The feature {feature.name} is missing in {100 * known.missing / _n_rows(known):.0f} % of the rows.")
-    if ensemble.classes is not None and summary.target.codes is not None:
+    if ensemble.classes is not None and isinstance(summary.target, LevelDistribution):
         shares = dict.fromkeys(range(len(ensemble.classes)), 0.0)
         for code, count in zip(summary.target.codes.tolist(), summary.target.counts.tolist(), strict=False):
             shares[code] = count / max(_n_rows(summary.target), 1)
