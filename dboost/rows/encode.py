@@ -75,9 +75,9 @@ def sampled(
         start += length
 
 
-def _columns_of(matrix: np.ndarray, rows: np.ndarray, of: slice, n_threads: int) -> np.ndarray:
+def _columns_of(matrix: np.ndarray, rows: np.ndarray, columns_read: slice, n_threads: int) -> np.ndarray:
     """Return a range of columns of some rows of a matrix as contiguous arrays, transposed by blocks that stay in the cache."""
-    wanted = matrix[:, of]
+    wanted = matrix[:, columns_read]
     columns = np.empty((wanted.shape[1], len(rows)), native(matrix[:0]).dtype)
     n = max(_TRANSPOSED_BYTES // (wanted.shape[1] * matrix.itemsize), 1)
     # `take` is faster, but copies a matrix that is not contiguous, not aligned or of foreign byte order as a whole.

@@ -137,8 +137,8 @@ class ShardSpec:
         if weight is not None and self.has_repeat_count:
             fields["repeat_count"] = weight.astype(np.uint8)
         if weight is not None and self.weights_as_hessian and not self.constant_hessian:
-            of_rows = weight.astype(np.float32)
-            fields |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
+            row_hessian = weight.astype(np.float32)
+            fields |= {"split_hessian": row_hessian} if self.width > 1 else {"hessian": np.broadcast_to(row_hessian, shape)}
         return fields
 
     def advance_fields(self, terms: LossTerms) -> tuple[list[str], list[str]]:

@@ -66,7 +66,7 @@ class SharedCodes:
         own_spec = spec_in_memory(codes_by_name, spec)
         self.fields = RowStore(own_spec.field_groups(in_memory=True)[:1], [codes.n_rows], arrays=codes_by_name).load()
         as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own_spec.bin_layout, codes.row_of
-        in_ranges(lambda *of: fill_tiles(codes.narrow, layout, row_of, *of, as_bytes), codes.n_rows, n_threads)
+        in_ranges(lambda *row_range: fill_tiles(codes.narrow, layout, row_of, *row_range, as_bytes), codes.n_rows, n_threads)
         self.building = Lock()
         #: Values of rows that folds share, by name, and whether those of a part are known, bool[n_parts].
         self._values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -89,22 +89,22 @@ class SharedCodes:
         bounds = zip([0, *self._part_ends], self._part_ends, parts.tolist(), strict=False)
         return [(begin, end) for begin, end, is_one in bounds if is_one and begin < end]
 
-    def values(self, name: str, own: np.ndarray, is_trained: np.ndarray) -> np.ndarray:
-        """Return an array with the values of a fold that all folds share, or `own` if other folds have other values.
+    def values(self, name: str, fold_values: np.ndarray, is_trained: np.ndarray) -> np.ndarray:
+        """Return an array with the values of a fold that all folds share, or `fold_values` if other folds have other values.
 
-        own : [..., n_rows], the values of the rows that the fold trains on, in the order of the rows; is_trained : whether it
-        trains on the rows of a part, bool[n_parts]. Call it while `building` is held.
+        fold_values : [..., n_rows], the values of the rows that the fold trains on, in the order of the rows.
+        is_trained : whether it trains on the rows of a part, bool[n_parts]. Call it while `building` is held.
         """
-        array, is_known = self._values.setdefault(name, (own, is_trained.copy()))
-        if array is own:
-            return own
+        array, is_known = self._values.setdefault(name, (fold_values, is_trained.copy()))
+        if array is fold_values:
+            return fold_values
         known, new = self._rows_of(is_trained & is_known), self._rows_of(is_trained & ~is_known)
-        if array.dtype != own.dtype or array.shape != own.shape:
-            return own
-        if not all(np.array_equal(array[..., a:b].view(np.uint8), own[..., a:b].view(np.uint8)) for a, b in known):
-            return own
+        if array.dtype != fold_values.dtype or array.shape != fold_values.shape:
+            return fold_values
+        if not all(np.array_equal(array[..., a:b].view(np.uint8), fold_values[..., a:b].view(np.uint8)) for a, b in known):
+            return fold_values
         for a, b in new:
-            array[..., a:b] = own[..., a:b]
+            array[..., a:b] = fold_values[..., a:b]
         is_known |= is_trained
         return array
 

@@ -250,12 +250,14 @@ def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_lea
     n, n_parts = shard.n_outputs, -(-shard.n_outputs // TOGETHER)
     sums, counts = np.zeros((2, n_parts, n_leaves, TOGETHER)), np.zeros(n_leaves, np.int64)
     rows, begin, end = shard.sampled_range(subset, first, last)
-    of_rows, repeat_count = shard.loss_rows.for_kernel, or_empty(shard.repeat_count, "uint8")
+    gradient_rows, repeat_count = shard.loss_rows.for_kernel, or_empty(shard.repeat_count, "uint8")
     leaf, chosen, units = shard.split_arrays(0)[2], or_empty(rows, "int64"), units.T.copy()
     scratch = np.empty((TOGETHER, BLOCK))
-    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, scratch, (sums, counts))
+    sum_outputs(
+        leaf, gradient_rows.gradient, gradient_rows.hessian, repeat_count, chosen, begin, end, units, scratch, (sums, counts)
+    )
     of_outputs = np.moveaxis(sums, 3, 2).reshape(2, -1, n_leaves)[:, :n]
-    if not of_rows.hessian.size:
+    if not gradient_rows.hessian.size:
         of_outputs[1] = counts * units[1][:, None]
     return np.moveaxis(of_outputs, 0, 2).copy()
 

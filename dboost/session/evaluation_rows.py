@@ -296,7 +296,7 @@ class SessionEvalSets:
         self._parts: dict[str, list[EvaluationRows]] = {}
         self._n_bytes = 0  # of the sets in memory that a limit allows
 
-    def add_table(self, given: GivenTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
+    def add_table(self, eval_table: GivenTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
         """Add a set that is a table of its own, with targets encoded like the training target.
 
         Raises
@@ -307,11 +307,11 @@ class SessionEvalSets:
         options = ReadOptions(self._team.n_threads)
         if budget is not None:
             options = replace(budget.reading, limit=None)  # of the training rows
-        with named_in_messages(given.name), read_table(given, options, like=spec.binning.features) as table:
+        with named_in_messages(eval_table.name), read_table(eval_table, options, like=spec.binning.features) as table:
             rows = StartingRows(table, lambda k: encode_chunk(table, k, spec.target))
-            self.add(given.name, rows, spec, budget, with_block=with_block)
-        if self.in_files(name=given.name):
-            log_streamed_eval_set(given.name)
+            self.add(eval_table.name, rows, spec, budget, with_block=with_block)
+        if self.in_files(name=eval_table.name):
+            log_streamed_eval_set(eval_table.name)
 
     def add(
         self,

@@ -82,7 +82,7 @@ class BuildSpec:
     subsample: float = 1.0  # of the trees of a forest, see `trees.tree_means`
     needs_values: bool = False  # whether a metric needs the raw values of evaluation sets
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
-    given: Ensemble | None = None
+    refit_model: Ensemble | None = None
 
     def streaming_budget(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
         """Return the memory limit that `n_rows` more rows exceed, so that they must be in files; None if they may be in memory.
@@ -172,9 +172,9 @@ class ReplayState:
     iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
     pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
     selected: SelectedRows | None = None  # None for all rows, and before the first bite is selected
-    #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
-    given_values: tuple[np.ndarray, ...] = ()
-    given_iteration: int = -1  # the iteration to whose leaves rows are assigned
+    #: The new leaf values of the complete iterations of `BuildSpec.refit_model`, float64[n_outputs, n_leaves] each.
+    refit_values: tuple[np.ndarray, ...] = ()
+    refit_iteration: int = -1  # the iteration to whose leaves rows are assigned
 
     def since(self, selected: SelectedRows) -> ReplayState:
         """Return what has been trained since rows were selected, whose scores include all that was trained before."""

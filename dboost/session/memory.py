@@ -54,7 +54,7 @@ from dboost.tuning import tuning
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_memory_limit(given: Any, name: str = "memory_limit") -> int:
+def parse_memory_limit(size: Any, name: str = "memory_limit") -> int:
     """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g". name : for the error.
 
     Raises
@@ -62,16 +62,16 @@ def parse_memory_limit(given: Any, name: str = "memory_limit") -> int:
     ParameterError
         If the value is no positive size.
     """
-    wrong = ParameterError(f"{name}={given!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
-    if isinstance(given, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", given.lower())
+    wrong = ParameterError(f"{name}={size!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower())
         if match is None or match[2] not in _UNITS:
             raise wrong
         n_bytes = int(float(match[1]) * _UNITS[match[2]])
-    elif isinstance(given, bool) or not isinstance(given, int | float | np.integer) or not given < 2**60:
+    elif isinstance(size, bool) or not isinstance(size, int | float | np.integer) or not size < 2**60:
         raise wrong
     else:
-        n_bytes = int(given)
+        n_bytes = int(size)
     if not 1 <= n_bytes < 2**60:
         raise wrong
     return n_bytes

@@ -99,8 +99,8 @@ def _weights(rows: TableRows, k: int, class_weight: np.ndarray | None) -> np.nda
     weight = rows.table.roles(k).weight
     if class_weight is None:
         return np.ones(rows.table.lengths[k]) if weight is None else weight.copy()
-    of_rows = class_weight[rows.target_of(k).astype(np.int64)]
-    return of_rows if weight is None else of_rows * weight
+    class_factor = class_weight[rows.target_of(k).astype(np.int64)]
+    return class_factor if weight is None else class_factor * weight
 
 
 class _Piece(NamedTuple):

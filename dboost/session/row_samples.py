@@ -107,12 +107,12 @@ def find_bounds(
     shift = _BITS
     while is_open.any():
         shift -= n_bits
-        found = ask(DigitRequest(draw.seed, shift, n_bits, prefixes.copy(), is_open.copy(), without))
+        digit_counts = ask(DigitRequest(draw.seed, shift, n_bits, prefixes.copy(), is_open.copy(), without))
         for k in np.flatnonzero(is_open).tolist():
-            assert found[k].sum() == available[k], "each row is counted once"
-            up_to = np.cumsum(found[k])
+            assert digit_counts[k].sum() == available[k], "each row is counted once"
+            up_to = np.cumsum(digit_counts[k])
             digit = int(np.searchsorted(up_to, wanted[k]))
-            available[k] = int(found[k, digit])
+            available[k] = int(digit_counts[k, digit])
             wanted[k] -= int(up_to[digit]) - available[k]
             prefixes[k] = (int(prefixes[k]) << n_bits) | digit
             if available[k] == wanted[k]:
@@ -121,12 +121,12 @@ def find_bounds(
     return DrawnRows(draw.seed, tuple(bounds))
 
 
-def whole_groups(draw: Draw, counts: Sequence[int], other: Draw | None = None) -> DrawnRows:
+def whole_groups(draw: Draw, counts: Sequence[int], earlier_draw: Draw | None = None) -> DrawnRows:
     """Return the selection of whole groups with about as many rows as a draw, of all classes together.
 
-    counts : number of available rows of each class; other : a draw of the other rows than these.
+    counts : number of available rows of each class; earlier_draw : a draw of the other rows than these.
     """
-    share = sum(draw.sizes) / max(sum(counts) - (0 if other is None else sum(other.sizes)), 1)
+    share = sum(draw.sizes) / max(sum(counts) - (0 if earlier_draw is None else sum(earlier_draw.sizes)), 1)
     return DrawnRows(draw.seed, (min(int(share * 2.0**_BITS), 1 << _BITS),))
 
 

@@ -57,7 +57,7 @@ from dboost.session.partition_batch import Loading
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
 from dboost.session.table_rows import TableRows
-from dboost.session.training_rows import GivenLeaves, PassWidth, TrainingRows, no_leaves, streamed_rows
+from dboost.session.training_rows import PassWidth, RefitLeaves, TrainingRows, no_leaves, streamed_rows
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree, GrownTree
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
@@ -207,16 +207,16 @@ class Session:
 
     @remote
     def draw_sample(
-        self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own: int | None
+        self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own_range: int | None
     ) -> tuple[list[ColumnSamples], ColumnSamples]:
-        """Draw rows of some batches; return the ranges of their columns (empty for `own`), and range `own`."""
+        """Draw rows of some batches; return the ranges of their columns (empty for `own_range`), and range `own_range`."""
         sample: ColumnSamples = {}
         for batch in batches:
             sample |= self.rows_of(batch).proposal_sample(seed, columns)
         ranges = [
             {i: (values[first:last], weight) for i, (values, weight) in sample.items()} for first, last in pairwise(bounds)
         ]
-        return [{} if k == own else part for k, part in enumerate(ranges)], {} if own is None else ranges[own]
+        return [{} if k == own_range else part for k, part in enumerate(ranges)], {} if own_range is None else ranges[own_range]
 
     @remote
     def propose(self, kept: ColumnSamples, received: Sequence[ColumnSamples], max_bins: int) -> list[np.ndarray]:
@@ -312,8 +312,8 @@ class Session:
         rows = self.rows_of(batch)
         rows.drop_target()
         limit = spec.streaming_budget(rows.n_kept, self.n_threads, n_there=self.n_rows, spare=self._spare)
-        if spec.given is not None:
-            leaves = partial(_leaves_in, FlatEnsemble(spec.given))
+        if spec.refit_model is not None:
+            leaves = partial(_leaves_in, FlatEnsemble(spec.refit_model))
             for values in rows_with_values(rows, spec):
                 self._train_on(values, batch, spec, past, leaves)
         elif spec.n_parts is not None:
@@ -342,7 +342,7 @@ class Session:
             trim_memory()  # several folds are built at the same time
 
     def _train_on(
-        self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: GivenLeaves = no_leaves
+        self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: RefitLeaves = no_leaves
     ) -> None:
         """Train on rows in memory, too."""
         team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self.n_threads)
@@ -489,7 +489,7 @@ class Session:
 
     @remote
     def assign_leaves(self, iteration: int) -> None:
-        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.refit_model`."""
         for rows in self.trained:
             rows.assign_leaves(iteration)
 
@@ -541,15 +541,15 @@ class Session:
         return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
 
     def _evaluate_rows(
-        self, batch: str, some: StartingRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
+        self, batch: str, rows: StartingRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
     ) -> None:
         """Add some rows of a batch to an evaluation set."""
-        if any(some.counts()):
+        if any(rows.counts()):
             if with_block:
                 self.rows_of(batch).gather()
-            shared = self.codes_held_out(self.rows_of(batch), spec, some.rows)
+            shared = self.codes_held_out(self.rows_of(batch), spec, rows.rows)
             self.eval_sets.add(
-                name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
+                name, rows, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
             )
 
     @remote

@@ -115,7 +115,7 @@ class Sessions(Protocol):
         """Grow a tree for each task, of different outputs, and add it to the trees of the fit."""
 
     def assign_leaves(self, iteration: int) -> None:
-        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`, instead of growing trees."""
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.refit_model`, instead of growing trees."""
 
     def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of ranges of rows that together are all training rows."""

@@ -130,12 +130,12 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> BaseLoss:
     return _checked(parameters, _made(parameters, name, n_classes))
 
 
-def _made(parameters: Parameters, given: str | Loss, n_classes: int = 2) -> BaseLoss:
+def _made(parameters: Parameters, loss: str | Loss, n_classes: int = 2) -> BaseLoss:
     """Return the loss of a name, or the user's."""
-    custom = parameters.loss if isinstance(given, str) else given
+    custom = parameters.loss if isinstance(loss, str) else loss
     if isinstance(custom, Loss):
         return as_loss(custom).for_classes(n_classes)
-    return by_name(str(given), n_classes, **vars(parameters))
+    return by_name(str(loss), n_classes, **vars(parameters))
 
 
 def _checked(parameters: Parameters, loss: BaseLoss) -> BaseLoss:
@@ -432,13 +432,13 @@ def _known_names(target: Any, n_columns: int) -> list[str]:
     return list(map(str, names)) if len(names) == n_columns else []
 
 
-def check_order_of_targets(given: Any, loss: BaseLoss) -> None:
+def check_order_of_targets(target: Any, loss: BaseLoss) -> None:
     """Raise a DataError if a target column has the name of a column of the loss, but another place.
 
-    given : names of columns (see `with_named_targets`), or a table. Columns of other names are those at their places.
+    target : names of columns (see `with_named_targets`), or a table. Columns of other names are those at their places.
     """
     wanted = list(loss.targets.columns)
-    names = _known_names(given, len(wanted)) if len(wanted) > 1 else []
+    names = _known_names(target, len(wanted)) if len(wanted) > 1 else []
     if any(name in wanted and name != model_name for name, model_name in zip(names, wanted, strict=False)):
         raise DataError(
             f"the columns of the target are {listed(names)}, but the model has {listed(wanted)}: give them in this order"
@@ -458,10 +458,10 @@ def _is_for_each(loss: Any) -> bool:
     return not isinstance(loss, Loss) or (loss.n_outputs == 1 and len(loss.targets.columns) == 1)
 
 
-def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: Any = None) -> Target:
+def choose_target(scans: Sequence[TargetScan], parameters: Parameters, named_target: Any = None) -> Target:
     """Choose the loss ("auto": by the target's kind) and the classes from the scans of all rows of positive weight.
 
-    given : the target as the user gave it: a name, several, or values.
+    named_target : the target as the user gave it: a name, several, or values.
 
     Raises
     ------
@@ -473,13 +473,13 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
     classes, values, dtype = scan.categories, scan.distinct, scan.dtype
     if classes is not None:  # the dtype of the target may be that of categories in rows of weight zero
         dtype = levels_dtype(classes)
-    is_auto, loss_name, name = parameters.loss_name == "auto", parameters.loss_name, name_of_target(given)
+    is_auto, loss_name, name = parameters.loss_name == "auto", parameters.loss_name, name_of_target(named_target)
     if is_auto:
         loss_name = auto_loss(
             classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0], of_forest=parameters.is_forest
         )
     if scan.n_columns > 1 and _is_for_each(parameters.loss):
-        names = names_of_targets(given, scan.n_columns)
+        names = names_of_targets(named_target, scan.n_columns)
         if is_auto:
             kind = "numbers" if loss_name == "squared_error" else "zeros and ones"
             _log.info("loss='auto' is %r for each of %d targets, which hold %s", loss_name, len(names), kind)

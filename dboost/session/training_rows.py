@@ -49,8 +49,8 @@ class PassWidth(NamedTuple):
     n_trees: int  # that may grow
 
 
-#: Returns the leaves of rows in the trees of an iteration of `BuildSpec.given`, given their values: int32[n_trees, n].
-GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
+#: Returns the leaves of rows in the trees of an iteration of `BuildSpec.refit_model`, given their values: int32[n_trees, n].
+RefitLeaves = Callable[[np.ndarray, int], np.ndarray]
 
 
 def no_leaves(values: np.ndarray, iteration: int) -> np.ndarray:
@@ -70,7 +70,7 @@ class TrainingRows:
         What has been trained before; None if the state of the rows includes it.
     team : Team
         Threads that share the work; closed with the rows if these are in memory.
-    given_leaves : GivenLeaves
+    refit_leaves : RefitLeaves
         Default: the trees are not given.
     n_staying, n_trees : int
         Of rows in files: blocks of each thread that stay in memory, and trees that grow in the same passes.
@@ -90,12 +90,12 @@ class TrainingRows:
         spec: BuildSpec,
         past: ReplayState | None,
         team: Team,
-        given_leaves: GivenLeaves = no_leaves,
+        refit_leaves: RefitLeaves = no_leaves,
         n_staying: int = 0,
         n_trees: int = 1,
     ) -> None:
         self.store, self.spec, self._ids, segments, self.shared = rows
-        self.batch, self.applied, self._build_spec, self._given_leaves = batch, -1, spec, given_leaves
+        self.batch, self.applied, self._build_spec, self._refit_leaves = batch, -1, spec, refit_leaves
         self.stats: GradientStats | None = None
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
@@ -230,17 +230,17 @@ class TrainingRows:
             self.each(work, ["tiles", "raw", "leaf"], ["raw", "leaf"])
         if past.advanced is not None:
             number, terms = past.advanced
-            for iteration, values in enumerate(past.given_values):
+            for iteration, values in enumerate(past.refit_values):
                 self.assign_leaves(iteration)
                 self.advance(iteration, terms, values)
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             self.advance(number, replace(terms, keeps_gradients=False), np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
-        if past.given_iteration >= 0:
-            self.assign_leaves(past.given_iteration)
+        if past.refit_iteration >= 0:
+            self.assign_leaves(past.refit_iteration)
 
     def assign_leaves(self, iteration: int) -> None:
-        """Assign each row to its leaf in each tree of an iteration of `BuildSpec.given`."""
-        leaves_of = self._given_leaves
+        """Assign each row to its leaf in each tree of an iteration of `BuildSpec.refit_model`."""
+        leaves_of = self._refit_leaves
 
         def work(shard: Shard, first: int, last: int) -> None:
             shard.leaf[:, first:last] = leaves_of(shard.fields["values"][first:last], iteration)
@@ -308,7 +308,7 @@ class TrainingRows:
         if left is not None:
             team = self.shares.team if self.in_files else self._new_team(n)
             passes = n_staying, self.n_trees  # as many blocks as before fit in memory
-            remaining = TrainingRows(left, self.batch, self._build_spec, None, team, self._given_leaves, *passes)
+            remaining = TrainingRows(left, self.batch, self._build_spec, None, team, self._refit_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
         return remaining

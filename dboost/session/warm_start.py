@@ -117,20 +117,20 @@ def checked_decay(decay: Any) -> float:
     return float(decay)
 
 
-def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None = None) -> dict[str, Any]:
+def keywords_for(model: Ensemble, keywords: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None = None) -> dict[str, Any]:
     """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options, and
     `multi_strategy` is by default that of the model.
 
     custom_loss : the user's loss objects, if the model has a custom loss.
     """
     if model.width > 1:
-        given = {"multi_strategy": "multi_output_tree"} | given
+        keywords = {"multi_strategy": "multi_output_tree"} | keywords
     if model.averages:
-        given = {"boosting": FOREST} | given
-    if given.get("loss", "auto") != "auto":
-        return given
+        keywords = {"boosting": FOREST} | keywords
+    if keywords.get("loss", "auto") != "auto":
+        return keywords
     of_model = keywords_of(from_dict(model.loss, custom_loss))
-    return of_model | given | {"loss": of_model["loss"]}
+    return of_model | keywords | {"loss": of_model["loss"]}
 
 
 def check_options(bins: Any, steps: Any) -> None:
@@ -268,9 +268,9 @@ def add_block(scores: np.ndarray, flat: FlatEnsemble, block: np.ndarray, iterati
     """
     if flat.averages:
         return
-    of_rows = np.ascontiguousarray(scores.T)
-    flat.add_to(of_rows, block, iterations, n_threads)
-    scores[:] = of_rows.T
+    scores_by_row = np.ascontiguousarray(scores.T)
+    flat.add_to(scores_by_row, block, iterations, n_threads)
+    scores[:] = scores_by_row.T
 
 
 def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Target) -> None:

@@ -120,7 +120,7 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
         warm_start=start,
         magnitudes=stats.magnitudes,
         unit=stats.unit,
-        given=model,
+        refit_model=model,
     )
 
 

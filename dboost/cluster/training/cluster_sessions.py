@@ -103,8 +103,8 @@ class ClusterSessions:
         self._n_trees_sent = 0  # trees that the evaluation sets on the workers have received
         #: What rows that are read again have to replay, beside the trees.
         self._advanced: Advance | None = None
-        self._given_values: list[np.ndarray] = []
-        self._given_iteration = -1
+        self._refit_values: list[np.ndarray] = []
+        self._refit_iteration = -1
         self._selected: SelectedRows | None = None
         self._joined: JoinedWorkers | None = None
         #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
@@ -207,7 +207,7 @@ class ClusterSessions:
 
     def _is_handed_over(self, spec: BuildSpec) -> bool:
         """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_sessions`."""
-        is_possible = spec.budget is None and spec.n_parts is None and spec.given is None and not self._has_eval_files
+        is_possible = spec.budget is None and spec.n_parts is None and spec.refit_model is None and not self._has_eval_files
         n_rows, n_features = sum(self.training.lengths.values()), len(spec.binning.features)
         has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
@@ -247,7 +247,7 @@ class ClusterSessions:
         """Return the state that shards built now have to replay."""
         trees, pending = self.trees.iterations(), self.trees.since(self.trees.n_applied)
         trained = tuple(trees), tuple(pending), self._selected
-        return ReplayState(self._advanced, *trained, tuple(self._given_values), self._given_iteration)
+        return ReplayState(self._advanced, *trained, tuple(self._refit_values), self._refit_iteration)
 
     @property
     def _n_advanced(self) -> int:
@@ -285,8 +285,8 @@ class ClusterSessions:
         self.connection.attempts.reset(f"iteration {number}")
         self.connection.iteration = self.connection.iteration or 0  # loading is over; `FitEvents` counts
         self.trees.apply()
-        if self._given_iteration == len(self._given_values):
-            self._given_values.append(values)
+        if self._refit_iteration == len(self._refit_values):
+            self._refit_values.append(values)
         self._advanced = Advance(number, terms)
         if self._joined is None:
             self._joined = JoinedWorkers(self.connection, self.training)
@@ -337,7 +337,7 @@ class ClusterSessions:
         return -(-len(tasks) // n_groups)
 
     def assign_leaves(self, iteration: int) -> None:
-        self._given_iteration = iteration  # before the call: partitions that are read again during it are assigned, too
+        self._refit_iteration = iteration  # before the call: partitions that are read again during it are assigned, too
         self._with_recovery(
             "assign_leaves", lambda: self.connection.ask(self.training.sessions, Session.assign_leaves, iteration)
         )
