@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.kernels.threads import Team
 from dboost.rows.block_file import Field
-from dboost.rows.row_store import FieldGroup, InFiles, RowStore
+from dboost.rows.row_store import FieldGroup, InFiles, RowShares, RowStore
 from tests.helpers.examples import examples
 
 
@@ -134,3 +137,42 @@ def test_arrays_are_taken_over_without_a_copy() -> None:
     assert (found["saved"] == 0).all()
     with pytest.raises(AssertionError, match="raw has another form"):
         RowStore(GROUPS, [20], arrays=given | {"raw": given["raw"].astype(np.float32)})
+
+
+def shares_of(root: Path, n: int, block_rows: int | None, n_threads: int) -> RowShares:
+    store = RowStore(GROUPS, [n], None if block_rows is None else InFiles(block_rows, root))
+    store.append(n, rows(n))
+    return RowShares(store, Team(n_threads))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+@pytest.mark.parametrize("block_rows", [None, 4, 10])
+def test_shares_are_all_rows_once(root: Path, block_rows: int | None, n_threads: int) -> None:
+    shares = shares_of(root, 20, block_rows, n_threads)
+    assert shares.n == (min(n_threads, 2) if block_rows == 10 else n_threads)
+    sums = shares.map(lambda fields, first, last, _: fields["raw"][:, first:last].sum(), lambda k: shares.walk(k, ["raw"]))
+    assert len(sums) == (shares.n if block_rows is None else 20 // block_rows)
+    assert sum(sums) == pytest.approx(rows(20)["raw"].sum())
+    stays = np.arange(20) % 3 == 0
+    np.testing.assert_array_equal(shares.subset(stays).load()["raw"], rows(20)["raw"][:, stays])
+    shares.team.close()
+
+
+def test_a_walk_ends_when_another_thread_has_failed(root: Path) -> None:
+    shares, has_begun, n_walked = shares_of(root, 20, 1, 2), threading.Event(), 0
+
+    def work(k: int) -> None:
+        nonlocal n_walked
+        if k == 0:
+            has_begun.wait()
+            raise ValueError("of the first thread")
+        for _ in shares.walk(k, ["raw"]):
+            n_walked += 1
+            has_begun.set()
+            while not shares.team.is_halted:
+                time.sleep(0.001)
+
+    with pytest.raises(ValueError, match="of the first thread"):
+        shares.run(work)
+    assert n_walked == 1
+    shares.team.close()
