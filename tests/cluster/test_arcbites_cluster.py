@@ -16,7 +16,7 @@ from distributed import Client
 import dboost
 from dboost import ArcBites, DBoostRegressor
 from dboost.tuning import tuned
-from tests.helpers.clusters import Processes, a_table, threads_cluster
+from tests.helpers.clusters import a_table, threads_cluster
 from tests.helpers.fits import cut
 from tests.helpers.tune import Tune
 
@@ -123,12 +123,3 @@ def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None
     model.fit(lazy[["a", "b", "e"]], lazy["y"])
     with pytest.raises(dboost.ParameterError, match="arcbites do not go together with a warm start"):
         model.set_params(max_iter=6).fit(lazy[["a", "b", "e"]], lazy["y"])
-
-
-def warm(cluster: Processes, n_workers: int) -> None:
-    """Ensure that there are `n_workers` workers with compiled kernels: a worker that compiles does not respond."""
-    for _ in range(n_workers - len(cluster.pids())):
-        cluster.add_worker()
-    cluster.client.wait_for_workers(n_workers, timeout=60)
-    lazy = dd.from_pandas(FRAME[["a", "b", "c", "e", "z"]], npartitions=4)
-    fit(lazy, "z", client=cluster.client, eval_set=lazy, arcbites=ArcBites(3, 1), max_iter=2)

@@ -16,6 +16,7 @@ from benchmarks import fixed_fits
 from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, REFITTED, SIMPLE, wide_frame
 from dboost import Booster
 from dboost.booster import as_booster
+from dboost.metrics import Metric
 from tests.helpers.fits import cut, saved
 from tests.helpers.outside_losses import Interval, NormalOfUser, PseudoHuber, intervals
 from tests.helpers.places import Call, seeded
@@ -84,6 +85,8 @@ class Fixed:
             found.add("learning_rate")
         if self.frame.shape[1] > 32:
             found.add("many columns")
+        if self.options.get("eval_metric") is METRICS:
+            found.add("own metrics")
         if self.target in ("grade", "level"):
             found.add("classes")
         if self.frame is LIGHT_START:
@@ -111,6 +114,18 @@ def _with_bounds(frame: pd.DataFrame) -> pd.DataFrame:
 #: Weights below one, and targets whose squares are no floats.
 IN_SMALL_UNITS = FRAME.assign(light=FRAME["v"] / len(FRAME), tiny=FRAME["tails"] * 1e-200)
 
+
+def gap(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    return float(np.average(np.abs(y - prediction), weights=weight))
+
+
+def _largest_gap(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    return float(np.abs(y - prediction).max())
+
+
+#: Metrics of users, of all rows and merged from parts, and those that rank all rows.
+METRICS: list[Any] = [gap, Metric("largest", _largest_gap, max, float), "map@20", "ndcg", "ndcg@20"]
+
 CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, options) in SIMPLE.items()}
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
@@ -121,6 +136,7 @@ CASES["held-out rows, 3 classes"] = Fixed(
 CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
 )
+CASES["own metrics"] = Fixed("late", {"eval_set": HELD_OUT, "eval_metric": METRICS, "early_stopping_rounds": 2})
 CASES["expectile"] = Fixed("tails", {"loss": "expectile", "expectile": 0.9, "sample_weight": "v", "eval_set": HELD_OUT})
 CASES |= {
     f"normal{name}": Fixed("y", {"loss": "normal", **options})

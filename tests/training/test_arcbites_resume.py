@@ -107,20 +107,6 @@ def test_bites_go_on_from_a_model(target: str, client: Client, tmp_path: Path) -
     assert saved(fit(target, tmp_path / "data", **kept | {"offset": None})) == saved(fit(target, strange, **kept))
 
 
-def test_begun_here_and_ended_elsewhere(client: Client, tmp_path: Path) -> None:
-    old = dboost.fit(OLD, "late", features=FEATURES, max_iter=4)
-    options: dict[str, Any] = {"arcbites": ArcBites(n_bites=4, trees_per_visit=2, visits=None), "start_from": old}
-    options |= {"continue_bins": "kept"}
-    whole = fit("late", **options)
-    keeping = options | {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
-    fit("late", max_iter=5, **keeping)
-    fit("late", cut(FRAME, [100, 700]), max_iter=9, client=client, **keeping)
-    fit("late", cut(FRAME, [10]), max_iter=12, memory_limit=LIMIT, **keeping)
-    dboost.prepare(FRAME, "late", tmp_path / "data", start_from=old, continue_bins="kept")
-    fit("late", tmp_path / "data", max_iter=14, **keeping)
-    assert saved(fit("late", **keeping)) == saved(whole)
-
-
 def test_what_differs_is_named(tmp_path: Path) -> None:
     options: dict[str, Any] = {"arcbites": WAYS["so many trees each"], "checkpoint": tmp_path, "checkpoint_every": 1}
     fit("late", max_iter=8, **options)

@@ -338,12 +338,3 @@ def test_estimators_stream(folder: Path) -> None:
     streamed = dboost.DBoostClassifier(memory_limit=LIMIT, **options).fit(X, y)
     assert saved(kept.booster_) == saved(streamed.booster_)
     assert (streamed.booster_.history["bytes_read"] > 0).all()
-
-
-def test_warm_starts_stream(folder: Path) -> None:
-    frame = mixed_frame(300)
-    X, y = frame[["x", "age", "town"]], frame["y"]
-    once = dboost.DBoostRegressor(max_iter=5, random_state=0).fit(X, y)
-    twice = dboost.DBoostRegressor(max_iter=2, random_state=0, warm_start=True, memory_limit=LIMIT).fit(X, y)
-    twice.set_params(max_iter=5).fit(X, y)
-    assert saved(once.booster_) == saved(twice.booster_)
