@@ -25,7 +25,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
-from tests.helpers.leftovers import check_nothing_left, held_on, nothing_left_on
+from tests.helpers.leftovers import check_nothing_left, fits_of, held_on, nothing_left_on, sessions_of
 
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
@@ -294,13 +294,7 @@ def fail_between_stages(what: int, after: int, dask_worker: Any = None) -> None:
 def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
     """For `Client.run_on_scheduler`: the number of fits that the reducer knows."""
     assert dask_scheduler is not None
-    plugin: Any = dask_scheduler.plugins["dboost"]
-    return {"fits": len(plugin._fits)}
-
-
-def sessions_of(dask_worker: Any) -> list[Any]:
-    """Return the sessions of a worker."""
-    return list(dask_worker.plugins["dboost"]._sessions.values())
+    return {"fits": len(fits_of(dask_scheduler))}
 
 
 def held_fits(dask_worker: Any = None) -> int:

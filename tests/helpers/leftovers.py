@@ -67,15 +67,25 @@ def check_nothing_left(now: Callable[[], Set[str]], before: Set[str] = frozenset
         time.sleep(0.05)
 
 
-def _on_scheduler(dask_scheduler: Scheduler) -> set[str]:
+def fits_of(dask_scheduler: Scheduler) -> list[str]:
+    """Return the names of the fits that the scheduler knows."""
     plugin: Any = dask_scheduler.plugins.get("dboost")
-    fits = {f"fit {fit}" for fit in plugin._fits} if plugin is not None else set()
-    return fits | {f"key {key}" for key in map(str, dask_scheduler.tasks) if "dboost-" in key}
+    return [] if plugin is None else list(plugin._fits)
+
+
+def sessions_of(dask_worker: Worker) -> list[Any]:
+    """Return the sessions of a worker."""
+    plugin: Any = dask_worker.plugins.get("dboost")
+    return [] if plugin is None else list(plugin._sessions.values())
+
+
+def _on_scheduler(dask_scheduler: Scheduler) -> set[str]:
+    keys = {f"key {key}" for key in map(str, dask_scheduler.tasks) if "dboost-" in key}
+    return keys | {f"fit {fit}" for fit in fits_of(dask_scheduler)}
 
 
 def _on_worker(dask_worker: Worker) -> set[str]:
-    plugin: Any = dask_worker.plugins.get("dboost")
-    return {f"session of {fit} on {dask_worker.address}" for fit in plugin._sessions} if plugin is not None else set()
+    return {f"session {session.session} on {dask_worker.address}" for session in sessions_of(dask_worker)}
 
 
 def held_on(client: Client, *, workers: bool = True) -> set[str]:
