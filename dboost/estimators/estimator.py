@@ -365,20 +365,10 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         classes: Any = None,
         hooks: Sequence[Callback] = (),
     ) -> Any:
-        """Train a model.
+        """Train a model; X, y, sample_weight, offset and eval_set are those of `fit`.
 
-        Parameters
-        ----------
-        X, y, sample_weight, offset, eval_set
-            As in `fit`.
-        validation : tuple
-            X_val, y_val, sample_weight_val and offset_val of `fit`.
-        continued : Booster, optional
-            The model that `partial_fit` continues.
-        classes : sequence, optional
-            All classes. Default: those of y.
-        hooks : sequence of callable
-            Callbacks after those of the user.
+        validation : X_val, y_val, sample_weight_val and offset_val of `fit`; continued : the model of `partial_fit`; classes :
+        all classes, by default those of y; hooks : callbacks after those of the user.
         """
         began = time.perf_counter()
         settings = self._settings(X)

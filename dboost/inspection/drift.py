@@ -1,7 +1,7 @@
 """Drift: how far other rows differ from the training rows.
 
-The model holds a summary of its training rows (`dboost.model.data_summary`): groups of values with the number of rows in each.
-Other rows are counted in the same groups, partition by partition on the workers that hold them; only counts are merged.
+The model holds a summary of its training rows (`dboost.model.data_summary`): bins of values with the number of rows in each.
+Other rows are counted in the same bins, partition by partition on the workers that hold them; only counts are merged.
 `Booster.drift` documents the statistics of each feature, of the raw scores and of the target.
 """
 

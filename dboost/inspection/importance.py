@@ -171,10 +171,8 @@ def permutation_importance(
         score = _checked_score(scorer.score(), scored_by.name)
         worse = np.zeros(len(ensemble.features))
         for j in used:
-            column = np.concatenate([block[:, j] for block in row_matrices(table, None)])
-            for repeat in range(n_repeats):
-                order = np.random.default_rng([random_state, j, repeat]).permutation(len(column))
-                worse[j] += scorer.score(j, column[order]) - score
+            for values in scorer.permutations(j, n_repeats, random_state):
+                worse[j] += scorer.score(j, values) - score
     worse *= (-1.0 if scored_by.larger_is_better else 1.0) / n_repeats
     series = _ranked(worse, [feature.name for feature in ensemble.features], "permutation")
     series.attrs |= {"metric": scored_by.name, "score": score}
@@ -211,6 +209,12 @@ class _Scorer:
     def score(self, feature: int | None = None, values: np.ndarray | None = None) -> float:
         parts = [self._metric.chunk(rows) for rows in self._rows(feature, values)]
         return self._metric.finish(reduce(self._metric.merge, parts))
+
+    def permutations(self, feature: int, n: int, seed: int) -> Iterator[np.ndarray]:
+        """Yield the values of a feature n times, each time in another order."""
+        column = np.concatenate([block[:, feature] for block in row_matrices(self._table, None)])
+        for repeat in range(n):
+            yield column[np.random.default_rng([seed, feature, repeat]).permutation(len(column))]
 
     def _rows(self, feature: int | None, values: np.ndarray | None) -> Iterator[ScoredRows]:
         start = 0

@@ -1,26 +1,26 @@
 """Summary of the training data, and the drift of other data from it.
 
-Each feature has a `Distribution`. For numbers it has about 20 groups between quantiles (a value as frequent as a group has its
+Each feature has a `Distribution`. For numbers it has about 20 bins between quantiles (a value as frequent as a bin has its
 own one) with the number of rows in each, and the smallest and largest value. For categories it has the number of rows of the
 most frequent levels, and of all others. Missing values are counted separately. The raw scores at the end of the fit, per
 output, and the target have distributions too.
 
 The counts are those of a sample of the rows that depends only on the seed and the rows' numbers (`session.reference_sample`),
 so a summary is the same for any partitioning. It is stored in the record of its source (`Ensemble.sources`) as JSON types.
-Other rows are counted in the same groups; counts are additive, so each partition is counted on the worker that holds it.
+Other rows are counted in the same bins; counts are additive, so each partition is counted on the worker that holds it.
 
-**Drift** is the distance of two samples, from the number of rows of each in the same groups. Two measures, from counts p before
+**Drift** is the distance of two samples, from the number of rows of each in the same bins. Two measures, from counts p before
 and q after, both as shares:
 
-* The *population stability index*, the sum over groups of (q - p) ln(q / p), is the symmetric relative entropy. By convention,
-  below 0.1 there is no drift, and from 0.25 on it is strong. Half a row is added to every group, so that a group that is empty
+* The *population stability index*, the sum over bins of (q - p) ln(q / p), is the symmetric relative entropy. By convention,
+  below 0.1 there is no drift, and from 0.25 on it is strong. Half a row is added to every bin, so that a bin that is empty
   on one side contributes a large number, not an infinite one.
-* The *distance*: for ordered groups the largest difference of the distribution functions at the groups' borders, which is the
+* The *distance*: for ordered bins the largest difference of the distribution functions at the bins' borders, which is the
   Kolmogorov-Smirnov statistic on a grid; for categories half the sum of the absolute differences, the share of rows that would
   have to change their category.
 
-Samples of the same population differ too. With n and N rows in g groups the index is then about (1/n + 1/N) times a χ² variable
-with g - 1 degrees of freedom. `chance` returns what it exceeds once in a thousand times; only the excess is drift.
+Samples of the same population differ too. With n and N rows in b bins the index is then about (1/n + 1/N) times a χ² variable
+with b - 1 degrees of freedom. `chance` returns what it exceeds once in a thousand times; only the excess is drift.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dboost.errors import DataError, ModelFileError
 from dboost.files.json_shape import Shape, Within, check_shape
 from dboost.schema import MAX_LEVELS, Feature
 
-#: Largest number of groups of numbers.
-GROUPS = 20
-#: Largest number of levels with a group of their own.
+#: Largest number of bins of numbers.
+MOST_BINS = 20
+#: Largest number of levels with a bin of their own.
 LEVELS = 100
 #: Further counts of other rows: missing values, values below and above the training range, unknown levels.
 EXTRAS = 4
@@ -50,17 +50,17 @@ EXTRAS = 4
 class Distribution(ABC):
     """Distribution of the values of one column, or of the scores of one output."""
 
-    #: int64[g], number of rows of each group.
+    #: int64[b], number of rows of each bin.
     counts: np.ndarray
     #: Number of rows without a value.
     missing: int
 
     @abstractmethod
     def tally(self, values: np.ndarray) -> np.ndarray:
-        """Count other values: int64[g + EXTRAS], rows per group, missing values, values below and above the range, unknown
+        """Count other values: int64[b + EXTRAS], rows per bin, missing values, values below and above the range, unknown
         levels.
 
-        Values outside the range and unknown levels, which have codes from `n_levels` on, belong to no group.
+        Values outside the range and unknown levels, which have codes from `n_levels` on, belong to no bin.
         """
 
     @abstractmethod
@@ -87,12 +87,12 @@ class Distribution(ABC):
             raise ValueError("its codes are not those of its levels")
         return LevelDistribution(counts, stored["missing"], borders, stored["levels"])
 
-    def _tallied(self, groups: np.ndarray, extras: Sequence[int]) -> np.ndarray:
-        """Return the result of `tally`. groups : of values; extras : number of values that belong to none."""
-        return np.append(np.bincount(groups, minlength=len(self.counts)), extras).astype(np.int64)
+    def _tallied(self, bins: np.ndarray, extras: Sequence[int]) -> np.ndarray:
+        """Return the result of `tally`. bins : of values; extras : number of values that belong to none."""
+        return np.append(np.bincount(bins, minlength=len(self.counts)), extras).astype(np.int64)
 
     def _compared(self, tally: np.ndarray, before: np.ndarray, after: np.ndarray, *, ordered: bool) -> dict[str, Any]:
-        """Return the result of `compare`. before, after : rows by group; values that belong to none are groups like others."""
+        """Return the result of `compare`. before, after : rows by bin; values that belong to none are bins like others."""
         (missing, below, above, unknown), n = tally[-EXTRAS:], int(tally.sum())
         n_before = int(self.counts.sum()) + self.missing
         both = np.append(before, self.missing), np.append(after, missing)
@@ -113,7 +113,7 @@ class Distribution(ABC):
 class NumberDistribution(Distribution):
     """Distribution of numbers."""
 
-    #: float64[g - 1]; group i has the values above cut i - 1 and not above cut i.
+    #: float64[b - 1]; bin i has the values above cut i - 1 and not above cut i.
     cuts: np.ndarray
     #: Smallest and largest value; NaN without values.
     low: float
@@ -129,8 +129,8 @@ class NumberDistribution(Distribution):
     def tally(self, values: np.ndarray) -> np.ndarray:
         present = values[~np.isnan(values)]
         is_below, is_above = present < self.low, ~(present <= self.high)  # all are above if training had no value
-        groups = np.searchsorted(self.cuts, present[~(is_below | is_above)], side="left")
-        return self._tallied(groups, [len(values) - len(present), int(is_below.sum()), int(is_above.sum()), 0])
+        bins = np.searchsorted(self.cuts, present[~(is_below | is_above)], side="left")
+        return self._tallied(bins, [len(values) - len(present), int(is_below.sum()), int(is_above.sum()), 0])
 
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
         _, below, above, _ = tally[-EXTRAS:]
@@ -146,7 +146,7 @@ class NumberDistribution(Distribution):
 class LevelDistribution(Distribution):
     """Distribution of the levels of a categorical column."""
 
-    #: int64[g - 1], ascending codes of the groups; the last group has all others.
+    #: int64[b - 1], ascending codes of the bins; the last bin has all others.
     codes: np.ndarray
     n_levels: int
 
@@ -163,11 +163,11 @@ class LevelDistribution(Distribution):
     def tally(self, values: np.ndarray) -> np.ndarray:
         present = values[~np.isnan(values)]
         known = present[present < self.n_levels].astype(np.int64)
-        groups = np.full(len(known), len(self.codes))
+        bins = np.full(len(known), len(self.codes))
         if len(self.codes):
             at = np.minimum(np.searchsorted(self.codes, known), len(self.codes) - 1)
-            groups = np.where(self.codes[at] == known, at, groups)
-        return self._tallied(groups, [len(values) - len(present), 0, 0, len(present) - len(known)])
+            bins = np.where(self.codes[at] == known, at, bins)
+        return self._tallied(bins, [len(values) - len(present), 0, 0, len(present) - len(known)])
 
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
         return self._compared(tally, np.append(self.counts, 0), np.append(tally[:-EXTRAS], tally[-1]), ordered=False)
@@ -227,7 +227,7 @@ class Summary:
             np.sort(column[~np.isnan(column)]) if levels is None else None
             for column, levels in zip(columns, n_levels, strict=True)
         ]
-        cuts = propose_all(numbers, None, GROUPS, n_threads=1)
+        cuts = propose_all(numbers, None, MOST_BINS, n_threads=1)
         distributions = [
             LevelDistribution.of(column, levels or 0)
             if present is None or borders is None
@@ -298,7 +298,7 @@ _ONE_IN_A_THOUSAND = 3.0902323061678132
 
 
 def stability_index(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the population stability index of two count vectors (int64[g]); 0 for fewer than two groups, or no rows."""
+    """Return the population stability index of two count vectors (int64[b]); 0 for fewer than two bins, or no rows."""
     used = (before > 0) | (after > 0)
     before, after = before[used] + 0.5, after[used] + 0.5
     if len(before) < 2 or before.sum() == 0.5 * len(before) or after.sum() == 0.5 * len(after):
@@ -319,7 +319,7 @@ def chance(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def distance(before: np.ndarray, after: np.ndarray, *, ordered: bool) -> float:
-    """Return the Kolmogorov-Smirnov distance of ordered groups (counts, int64[g]), half the sum of absolute differences of
+    """Return the Kolmogorov-Smirnov distance of ordered bins (counts, int64[b]), half the sum of absolute differences of
     others.
 
     NaN where one side has no rows.

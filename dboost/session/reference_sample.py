@@ -12,7 +12,7 @@ full steps are better where the new level lasts and much worse where it does not
 
 **Why not counts by bin**, which need no sample: they have no scores, no targets of regression and no extremes, which
 `Booster.drift` compares; a leaf refit has no bins; and histograms count rows only with some parameters
-(`training.plan.precision_of`). Data that continue a model have other bins, which its groups cut: shares of groups would be
+(`training.plan.precision_of`). Data that continue a model have other bins, which cut those of its summary: shares would be
 interpolated, and of amounts that are often zero they are so wrong that equal populations seem to have drifted.
 """
 

@@ -583,10 +583,19 @@ def fit_folds(
             scores.abort()
             raise
 
+    futures = _in_threads(run, len(folds), scores)
+    _raise_first([error for error in (future.exception() for future in futures) if error is not None], at_once)
+    results = [future.result() for future in futures]
+    scores.warn_at_end(results)
+    return results
+
+
+def _in_threads(run: Callable[[int], FitResult], n_folds: int, scores: FoldScores) -> list[Future[FitResult]]:
+    """Call a function with the number of each fold in threads, and wait for all of them; ^C aborts the folds."""
     futures: list[Future[FitResult]] = []
-    with ThreadPoolExecutor(at_once, "dboost-fold") as pool:
+    with ThreadPoolExecutor(scores.at_once, "dboost-fold") as pool:
         try:
-            futures += [pool.submit(run, number) for number in range(len(folds))]
+            futures += [pool.submit(run, number) for number in range(n_folds)]
             while wait(futures, 0.2).not_done:
                 pass
         except KeyboardInterrupt as stopped:
@@ -595,13 +604,10 @@ def fit_folds(
             raise FitInterrupted(f"cross-validation was interrupted after {scores.done}", None, 0) from stopped
         except RuntimeError as error:  # there are no more threads, so the others would wait for ever
             scores.abort()
-            raise _too_many(len(folds)) from error
+            raise _too_many(n_folds) from error
         finally:
             scores.progress.close()
-    _raise_first([error for error in (future.exception() for future in futures) if error is not None], at_once)
-    results = [future.result() for future in futures]
-    scores.warn_at_end(results)
-    return results
+    return futures
 
 
 def _raise_first(errors: Sequence[BaseException], at_once: int) -> None:

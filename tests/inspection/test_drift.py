@@ -21,7 +21,7 @@ import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
 from dboost.data.columns.binning import propose
 from dboost.model import data_summary, model_file
-from dboost.model.data_summary import GROUPS, LEVELS, Distribution, LevelDistribution, NumberDistribution, Summary
+from dboost.model.data_summary import LEVELS, MOST_BINS, Distribution, LevelDistribution, NumberDistribution, Summary
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
@@ -70,7 +70,7 @@ def test_chance_is_the_chi_square_quantile() -> None:
 
 def of_numbers(values: np.ndarray) -> NumberDistribution:
     present = np.sort(values[~np.isnan(values)])
-    return NumberDistribution.of(present, len(values) - len(present), propose(present, None, GROUPS))
+    return NumberDistribution.of(present, len(values) - len(present), propose(present, None, MOST_BINS))
 
 
 @pytest.mark.fast_cells(3)
@@ -93,7 +93,7 @@ def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
     known = of_numbers(before)
     found = known.compare(known.tally(after))
     exact = ks_2samp(before, after).statistic
-    assert exact - 1 / GROUPS < found["distance"] <= exact + 1e-12
+    assert exact - 1 / MOST_BINS < found["distance"] <= exact + 1e-12
     assert found["drift"] != "none"
     assert found["outside"] == ((after < before.min()) | (after > before.max())).mean()
 
