@@ -85,11 +85,6 @@ def keep_freed_memory() -> bool:
     return _boolean("keep-freed-memory")
 
 
-def uses_lines() -> bool:
-    """Whether rounds travel on lines (`cluster.transport.line`) where connections allow it."""
-    return _boolean("lines")
-
-
 def _boolean(key: str) -> bool:
     value = _get(key)
     if not isinstance(value, bool):

@@ -36,8 +36,9 @@ from dboost.cluster.training.cluster_fit import fit_on_cluster, n_partitions_of
 from dboost.cluster.transport import rpc as worker_calls
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
+from dboost.cluster.transport.messages import ON_LINE
 from dboost.cluster.transport.peer_messages import Inbox
-from dboost.cluster.transport.rpc import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
+from dboost.cluster.transport.rpc import METHODS, Arguments, Branch, Decode, LineCalls, Relay, buffers_of
 from dboost.cluster.worker import worker_plugin
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
@@ -112,7 +113,7 @@ class Worker:
         self.holder.slice(self._fit_of(ref), ref.session, number, *unpack(header), content)
 
     def _fit_of(self, ref: SessionRef) -> str:
-        (fit,) = (fit for fit, session in self.holder._sessions.items() if session.session == ref.session)
+        (fit,) = (fit for fit, session in self.holder._sessions.items() if session.id == ref.session)
         return fit
 
     def rpc(self, address: str) -> Line:
@@ -150,8 +151,6 @@ class Simulated:
         Of the simulated table.
     many, columns : float
         Number of rows for which each real row stands, and of columns for which each real column does.
-    lines : bool
-        Whether rounds travel on lines, or else as Dask's messages.
     seconds : float
         Simulated time of growing trees and advancing, from the client's request to the result, without the first tree.
     computing : dict of int to float
@@ -166,7 +165,6 @@ class Simulated:
     n_rows: float = 0.0
     many: float = 1.0
     columns: float = 1.0
-    lines: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -177,13 +175,13 @@ class Simulated:
         self.loop = CountedLoop()
         self.loop.charge = self._charge
         self.loop.waits_for_loop = lambda executor: executor is not None
-        self.wire = Wire(self.network, self._scale)
+        self.wire = Wire(self.network)
         self._trains, self._n_grown = False, 0
         self._of_executor: dict[Any, Worker] = {}
         for k in range(self.n_workers):
             worker = Worker(f"worker-{k:04d}", self)
             self.workers[worker.address] = worker
-            self._of_executor |= {worker.holder._pool: worker, worker.holder._waiting: worker, worker.line: worker}
+            self._of_executor |= {worker.holder._pool: worker, worker.line: worker}
         self.scheduler = Scheduler(self)
 
     def line(self, sender: str, receiver: str) -> Line:
@@ -205,10 +203,6 @@ class Simulated:
         """Return the same of slices: of the rows of a worker, or in the second stage of a group of workers."""
         n_senders = count_groups(self.n_workers, fan_in()) if stage else self.n_workers
         return self.columns * (2.0 if is_wide(self.n_rows / n_senders) else 1.0)
-
-    def _scale(self, content: Any) -> float:
-        """Return the factor of the bytes of a message of Dask."""
-        return self.scale_of_slices(content["stage"]) if isinstance(content, dict) and "stage" in content else 1.0
 
     async def train(self, call: Coroutine[Any, Any, Any], grows: bool) -> Any:
         """Run a coroutine that counts as training, from the second tree on. grows : whether it grows trees."""
@@ -390,10 +384,10 @@ class SimulatedCalls:
     def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
         return []
 
-    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> None:
+    def send(self, number: int, method: int, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> None:
         async def start() -> None:
-            for branch, content in arguments.items():
-                message = Message(number, method, memoryview(bytes(content)), buffers_of(branch, follows))
+            for branch, (content, *below) in arguments.items():
+                message = Message(number, method, memoryview(bytes(content)), buffers_of(branch, follows, below))
                 self._calls[number, branch.ref] = asyncio.ensure_future(self._call(branch, message))
 
         run_on(self._simulated.loop, start())
@@ -402,7 +396,7 @@ class SimulatedCalls:
         simulated, costs = self._simulated, self._simulated.costs
         here, there = simulated.host(self._address), simulated.host(branch.ref.worker)
         worker = simulated.workers[branch.ref.worker]
-        size = len(message.content) + len(branch.passed_on)
+        size = len(message.content) + sum(map(len, message.buffers))
         await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
         worker.line_of(branch.ref).arrive(message)
         async with self._turns[branch.ref]:
@@ -446,13 +440,11 @@ class SimulatedCalls:
 class SimulatedFitCalls(SimulatedCalls):
     """Takes the place of `FitCalls`."""
 
-    most_in_flight = FitCalls.most_in_flight
-
     def __init__(self, simulated: Simulated, numbers: itertools.count[int]) -> None:
         super().__init__(simulated, "scheduler")
         self._numbers = numbers
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
+    def begin(self, method: str, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> Callable[[Decode], None]:
         number = next(self._numbers)
         self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
@@ -471,7 +463,7 @@ class _Client(Client):
         self.id = uuid.uuid4().hex
         self.status = "running"
         self.cluster = None
-        self.scheduler = _ToScheduler(simulated)  # type: ignore[assignment]
+        self.scheduler = simulated.line("client", "scheduler")  # type: ignore[assignment]
 
     def __del__(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -481,6 +473,11 @@ class _Client(Client):
 
     def register_plugin(self, plugin: Any, *arguments: Any, **keywords: Any) -> None:  # type: ignore[override]
         self.simulated.run(plugin.start(self.simulated.scheduler))
+
+        async def answer(fit: str, call: str, arguments: tuple[Any, ...]) -> Any:
+            return await self.simulated.loop.run_in_executor(plugin._fits[fit].thread, plugin.answer, fit, call, *arguments)
+
+        self.simulated.scheduler.handlers["answer"] = answer
 
     def _send_to_scheduler(self, msg: Any) -> None:
         """Do nothing."""
@@ -492,22 +489,13 @@ class _Client(Client):
         return self.simulated.run(func(*args, **kwargs))
 
 
-class _ToScheduler:
-    """The client's connection to the scheduler."""
-
-    address = "scheduler"
-
-    def __init__(self, simulated: Simulated) -> None:
-        self._simulated = simulated
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._simulated.line("client", "scheduler"), name)
-
-        def noted(**arguments: Any) -> Any:
-            trains = name == "dboost_grow" or arguments.get("method") == Session.advance_to.__name__
-            return self._simulated.train(call(**arguments), name == "dboost_grow") if trains else call(**arguments)
-
-        return noted
+def call_on_line(connection: Connection, kind: int, arguments: tuple[Any, ...]) -> Any:
+    """Take the place of `Connection._call_on_line`."""
+    client, call = connection.client, ON_LINE[kind]
+    grows = call == "dboost_grow"
+    asking = client.scheduler.answer(fit=connection.fit, call=call, arguments=arguments)  # type: ignore[union-attr]
+    trains = grows or Session.advance_to.__name__ in arguments
+    return client.sync(client.simulated.train, asking, grows) if trains else client.sync(lambda: asking)  # type: ignore[attr-defined]
 
 
 class _Source(ReadTasks):
@@ -531,7 +519,7 @@ class _Source(ReadTasks):
             holding = simulated.workers[address].holder.worker_session(connection.fit)
             partitions = holding.loading.open(batch, plan, None, False, holding.n_threads)
             n_rows = partitions.take(i, dask_collections.in_place(bundle, self.filled))
-            receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
+            receipts.append(Receipt(i, n_rows, SessionRef(address, holding.id)))
         return receipts
 
 
@@ -543,7 +531,6 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         # The few real rows and columns stand for many.
         dask.config.set(
             {
-                "dboost.lines": simulated.lines,
                 "dboost.single-worker-values": 0,
                 "dboost.session-per-host": False,
                 "dboost.gather-bytes": gather_bytes() / simulated.columns,
@@ -551,6 +538,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
             }
         ),
         patch.object(Connection, "open_line", lambda self: None),
+        patch.object(Connection, "_call_on_line", call_on_line),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
         patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
@@ -561,5 +549,5 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         request = FitRequest(parameters, 1, roles={"target": target})
         client = _Client(simulated)
         return fit_on_cluster(
-            client, request, lambda: _Source.of(GivenTable(data, {"target": target}), n_parts=n_partitions_of(client))
+            client, request, lambda: _Source.of(GivenTable(data, {"target": target}), n_partitions=n_partitions_of(client))
         )

@@ -39,16 +39,9 @@ class Host:
 
 @dataclass(eq=False)
 class Wire:
-    """Sends messages between hosts in simulated time.
-
-    Attributes
-    ----------
-    scale : callable
-        Given a message of Dask, returns the factor of its bytes, where real rows or columns stand for many.
-    """
+    """Sends messages between hosts in simulated time."""
 
     network: Network
-    scale: Callable[[Any], float] = lambda content: 1.0
     hosts: dict[str, Host] = field(default_factory=dict)
 
     def host(self, address: str) -> Host:
@@ -64,7 +57,7 @@ class Wire:
 
     async def carry(self, sender: Host, receiver: Host, content: Any) -> None:
         """Wait until a message of Dask has arrived and been handled."""
-        await self.send(sender, receiver, _ENVELOPE + _size(content) * self.scale(content), self.network.handling)
+        await self.send(sender, receiver, _ENVELOPE + _size(content), self.network.handling)
 
     async def send(self, sender: Host, receiver: Host, size: float, handling: float) -> None:
         """Wait until some bytes have arrived; both ends spend `handling` seconds on them."""

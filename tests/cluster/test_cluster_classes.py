@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
@@ -44,11 +43,9 @@ def on_cluster(client: Client, **options: Any) -> tuple[str, list[int]]:
     return booster.sha256, [event["n_rounds"] for event in events if event["action"] == "tree"]
 
 
-@pytest.mark.parametrize("lines", [True, False], ids=["lines", "messages"])
-def test_an_iteration_takes_the_rounds_of_its_deepest_tree(client: Client, lines: bool) -> None:
+def test_an_iteration_takes_the_rounds_of_its_deepest_tree(client: Client) -> None:
     assert N_CLASSES == 5
-    with dask.config.set({"dboost.lines": lines}):
-        found, rounds = on_cluster(client)
+    found, rounds = on_cluster(client)
     assert found == in_process()
     assert len(rounds) == 3 * N_CLASSES
     assert [n > 0 for n in rounds] == 3 * [True, False, False, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,8 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.cluster.transport.messages import READING, pack
+from dboost.session.fit_records import SessionRef
+from dboost.session.session import Session
 from tests.helpers.clusters import (
     Processes,
     a_table,
@@ -47,6 +50,12 @@ def client() -> Iterator[Client]:
 def could_close(dask_scheduler: Any = None) -> list[str]:
     """Return the workers that an adaptive cluster with a minimum of zero may close."""
     return dask_scheduler.workers_to_close(n=len(dask_scheduler.workers), attribute="address")
+
+
+async def ask(fit: str, session: SessionRef, dask_scheduler: Any = None) -> None:
+    """Call one session of a fit."""
+    plugin = dask_scheduler.plugins["dboost"]
+    await asyncio.to_thread(plugin.answer, fit, "dboost_ask", [session], Session.keep_only.__name__, pack(("none", ())))
 
 
 def has_been_idle(dask_scheduler: Any = None) -> None:
@@ -224,8 +233,7 @@ def test_whoever_is_not_asked_at_the_moment_keeps_its_rows(client: Client, expec
             # Moving rows to a new worker sends calls to some workers only; the others must not count as idle meanwhile.
             fit = next(iter(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins["dboost"]._fits))))
             worker, (session, *_) = next((worker, names) for worker, names in client.run(session_names).items() if names)
-            call = {"sessions": [(worker, session)], "method": "keep", "arguments": pack(("none", ()))}
-            client.sync(client.scheduler.dboost_ask, fit=fit, **call)
+            client.run_on_scheduler(ask, fit, SessionRef(worker, session))
             chosen.append(client.run_on_scheduler(could_close))
 
     lazy = dd.from_pandas(FRAME, npartitions=6)

@@ -41,7 +41,7 @@ from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 from dboost.trees.split_finder import SplitInfo
-from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster, uses_lines
+from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -128,9 +128,7 @@ def test_groups_follow_from_the_fan_in(client: Client, fan_in: int) -> None:
     with dask.config.set(EXCHANGE | {"dboost.fan-in": fan_in}):
         there = dboost.fit(dd.from_pandas(table, npartitions=9), target, client=client, **options)
     trees = last_trees(client)
-    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {
-        (True, fan_in, count_groups(7, fan_in))
-    }
+    assert {(event["branches"], event["groups"]) for event in trees} == {(fan_in, count_groups(7, fan_in))}
     assert all(event["owners"] == 7 // count_groups(7, fan_in) for event in trees)
     assert there.sha256 == dboost.fit(table, target, **options).sha256
 
@@ -143,33 +141,31 @@ def test_sessions_without_rows_take_part(client: Client) -> None:
 
 
 @pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("how", ["TLS", "one thread each for two fits"])
-def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
-    with dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}), lines_cluster(5, secure=how == "TLS") as client:
+@pytest.mark.parametrize(("protocol", "n_fits"), [("tls", 1), ("tcp", 2)])
+def test_the_model_is_the_same_however_sessions_are_called(protocol: str, n_fits: int) -> None:
+    with dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}), lines_cluster(5, protocol) as client:
         found: list[str] = []
 
         def fit() -> None:
             found.append(dboost.fit(dd.from_pandas(FRAME, npartitions=5), "y", client=client, **OPTIONS).sha256)
 
-        threads = [threading.Thread(target=fit) for _ in range(2 if "two fits" in how else 1)]
+        threads = [threading.Thread(target=fit) for _ in range(n_fits)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         trees = last_trees(client)
     assert set(found) == {dboost.fit(FRAME, "y", **OPTIONS).sha256} and len(found) == len(threads)
-    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(True, 2, 2)}
+    assert {(event["branches"], event["groups"]) for event in trees} == {(2, 2)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lines", [True, False], ids=["lines", "messages"])
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_is_lost_between_the_stages(what: signal.Signals, lines: bool) -> None:
+def test_a_worker_is_lost_between_the_stages(what: signal.Signals) -> None:
     """The sessions of its group have sent it their slices; the owner of the slice waits for their sum."""
     expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
     data = dd.from_pandas(FRAME, npartitions=6)
-    environment = ENVIRONMENT | {"DASK_DBOOST__LINES": str(lines).lower()}
-    with Processes(6, environment=environment) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
+    with Processes(6, environment=ENVIRONMENT) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
         dboost.fit(data, "y", client=cluster.client, **OPTIONS)  # everything is compiled
         victim = sorted(cluster.pids())[0]
         cluster.client.run(fail_between_stages, int(what), 3, workers=[victim])
@@ -178,7 +174,6 @@ def test_a_worker_is_lost_between_the_stages(what: signal.Signals, lines: bool) 
             booster = dboost.fit(data, "y", client=cluster.client, **OPTIONS)
             took = time.monotonic() - began
         trees = last_trees(cluster.client)
-        assert set(cluster.client.run_on_scheduler(uses_lines)) == {lines}
         # The workers that waited for the lost one have given up: the cluster can be used again.
         assert dboost.fit(data, "y", client=cluster.client, **OPTIONS).sha256 == expected
     assert booster.sha256 == expected
@@ -225,10 +220,9 @@ def test_a_check_ends_the_waiting_for_slices() -> None:
 
 
 @pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize("which", [0, 3, 6])
 def test_an_error_of_one_session_ends_the_waiting_of_the_others(
-    client: Client, monkeypatch: pytest.MonkeyPatch, which: int, lines: bool
+    client: Client, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """Its slices never arrive. With two branches at each session, the first one is a relay, and the others are below one."""
     cut = FeatureOwner.cut_slices
@@ -241,7 +235,7 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
         return exchange, *answer
 
     data = dd.from_pandas(FRAME, npartitions=7)
-    with dask.config.set(EXCHANGE | {"dboost.lines": lines, "dboost.patience": "120s"}):
+    with dask.config.set(EXCHANGE | {"dboost.patience": "120s"}):
         with monkeypatch.context() as patched:
             patched.setattr(FeatureOwner, "cut_slices", fails)
             began = time.monotonic()

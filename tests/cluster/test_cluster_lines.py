@@ -1,4 +1,4 @@
-"""Lines: messages over sockets, and fits whose rounds travel on them, beside fits by Dask's messages."""
+"""Lines: messages over sockets, and fits whose calls travel on them, over every kind of comm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
 from distributed import Client, Worker
+from distributed.comm import listen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +25,14 @@ from dboost.cluster.scheduler import reducer
 from dboost.cluster.scheduler.reducer import Reducer
 from dboost.cluster.training import cluster_sessions
 from dboost.cluster.transport import line
-from dboost.cluster.transport.line import Line, LineClosed, packed
-from dboost.cluster.transport.messages import LostWorkers
+from dboost.cluster.transport.line import Line, LineClosed, accept_line, open_line, packed
+from dboost.cluster.transport.messages import OK, LostWorkers
 from dboost.cluster.transport.rpc import FitCalls
 from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
 from dboost.trees.tree_growth import RoundHistograms
-from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
+from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, until
 from tests.helpers.examples import examples
 
 FRAME = a_table(2000)
@@ -165,9 +167,8 @@ def test_a_receiver_that_takes_nothing_is_given_up(lines: tuple[Line, Line]) -> 
         lines[0].send(1, 0, bytes(50_000_000), timeout=0.2)
 
 
-def fit_on(client: Client, target: str = "z", **options: Any) -> tuple[dboost.Booster, set[bool]]:
-    booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=client, **OPTIONS | options)
-    return booster, set(client.run_on_scheduler(uses_lines))
+def fit_on(client: Client, target: str = "z", **options: Any) -> dboost.Booster:
+    return dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=client, **OPTIONS | options)
 
 
 class FailsLater(Loss):
@@ -190,28 +191,67 @@ def expected() -> str:
     return dboost.fit(FRAME, "z", **OPTIONS).sha256
 
 
-def test_rounds_travel_on_encrypted_lines(expected: str) -> None:
-    with lines_cluster(3, secure=True) as client:
-        booster, on_lines = fit_on(client)
-        assert on_lines == {True}
-        assert booster.sha256 == expected
+@pytest.mark.parametrize("protocol", ["inproc", "tls", "ws", pytest.param("wss", marks=pytest.mark.slow)])
+def test_every_comm_of_dask_becomes_a_line(protocol: str, expected: str) -> None:
+    """With relays, and slices that workers exchange. Afterwards no thread, socket or task of the lines is left."""
+    settings = {"dboost.fan-in": 2, "dboost.gather-bytes": 0, "dboost.single-worker-values": 0}
+    with dask.config.set(settings), lines_cluster(3, protocol) as client:
+        assert fit_on(client).sha256 == expected
         # The connections of Dask still work, and a second fit has lines of its own.
         assert client.submit(sum, [1, 2]).result() == 3
-        assert fit_on(client)[0].sha256 == expected
+        assert fit_on(client).sha256 == expected
+        until(lambda: not line._carriers and "dboost-line" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_connections_that_are_no_sockets_use_messages(expected: str) -> None:
-    with threads_cluster(2, 1) as client:
-        booster, on_lines = fit_on(client)
-        assert on_lines == {False}
-        assert booster.sha256 == expected
+async def _ends(protocol: str, comms: list[Any]) -> tuple[Any, list[Line], Line]:
+    """Return a listener, the lines that it accepts, and a line to it."""
+    accepted: list[Line] = []
+
+    async def handle(comm: Any) -> None:
+        comms.append(comm)
+        await comm.read()
+        await accept_line(comm, accepted.append)
+
+    listener = await listen(f"{protocol}://" if protocol == "inproc" else f"{protocol}://127.0.0.1:0", handle)
+    status, end = await open_line(listener.contact_address, {"op": "line"}, {})
+    assert status == OK and end is not None
+    while not accepted:
+        await asyncio.sleep(0.01)
+    return listener, accepted, end
+
+
+@pytest.mark.parametrize("protocol", ["inproc", "tcp", "ws"])
+@pytest.mark.parametrize("ending", ["shut down", "closed", "comm aborted"])
+def test_a_line_over_any_comm_ends_at_both_ends(protocol: str, ending: str) -> None:
+    async def check() -> None:
+        comms: list[Any] = []
+        listener, accepted, end = await _ends(protocol, comms)
+        other, content = accepted[0], np.random.default_rng(0).bytes(3_000_000)
+        receiving = asyncio.create_task(asyncio.to_thread(other.receive))
+        await asyncio.to_thread(end.send, 1, 2, content)
+        message = await receiving
+        assert (message.number, message.kind, bytes(message.content)) == (1, 2, content)
+        if ending == "comm aborted" and protocol == "ws":
+            comms[0].abort()
+        elif ending == "shut down":
+            other.shut_down()
+        else:
+            other.close()
+        with pytest.raises(LineClosed):
+            await asyncio.to_thread(end.receive)
+        end.close()
+        while line._carriers:
+            await asyncio.sleep(0.01)
+        listener.stop()
+
+    asyncio.run(asyncio.wait_for(check(), 30))
 
 
 def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
     with lines_cluster(2) as client:
         with pytest.raises(dboost.DBoostError, match="no gradient today"):
             fit_on(client, target="y", loss=FailsLater())
-        assert fit_on(client)[0].sha256 == expected
+        assert fit_on(client).sha256 == expected
 
 
 def count_rounds() -> None:
@@ -319,9 +359,8 @@ def test_processes_with_many_open_files_train(expected: str, many_files: None, h
     with Processes(3 + len(how), environment={f"DASK_DBOOST__{key}": value for key, value in how.items()}) as cluster:
         cluster.client.run(hold_files, 1100)
         cluster.client.run_on_scheduler(hold_files, 1100)
-        booster, on_lines = fit_on(cluster.client)
+        booster = fit_on(cluster.client)
         assert booster.sha256 == expected
-        assert on_lines == {True}
 
 
 @pytest.mark.parametrize(

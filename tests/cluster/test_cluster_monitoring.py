@@ -26,7 +26,7 @@ from dboost.cluster.monitoring import prometheus_metrics
 from dboost.cluster.monitoring.dashboard import _finite, page, registry_of
 from dboost.cluster.monitoring.fit_registry import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.cluster.monitoring.prometheus_metrics import Collector, WorkMeter
-from dboost.cluster.scheduler import reducer
+from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.losses import Loss
 from tests.helpers.clusters import a_table, threads_cluster, until
 
@@ -293,12 +293,12 @@ def test_a_curve_stays_short() -> None:
 def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers send only sums while trees grow: rows stay where they were loaded."""
     sizes: list[int] = []
-    result_of = reducer.result_of
+    answer = DBoostWorkerPlugin.answer
 
-    async def weighed(address: str, call: Any) -> bytes:
-        result = await result_of(address, call)
-        sizes.append(len(result))
-        return result
+    def weighed(*arguments: Any) -> tuple[int, bytes, list[memoryview]]:
+        status, content, buffers = answer(*arguments)
+        sizes.append(len(content) + sum(buffer.nbytes for buffer in buffers))
+        return status, content, buffers
 
     def bytes_of(n_rows: int) -> int:
         lazy = dd.from_pandas(a_table(n_rows)[["a", "b", "z"]], npartitions=4)
@@ -306,7 +306,7 @@ def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.
         dboost.fit(lazy, "z", client=client, callbacks=lambda now: sizes.clear() if now.iteration == 1 else None, **options)
         return sum(sizes)
 
-    monkeypatch.setattr(reducer, "result_of", weighed)
+    monkeypatch.setattr(DBoostWorkerPlugin, "answer", weighed)
     few, many = bytes_of(2_000), bytes_of(40_000)
     assert 1_000 < few < 2 * many and many < 2 * few
     assert many < 80_000  # less than two bytes a row in five iterations; in each of them a row has two numbers and a class

@@ -22,8 +22,18 @@ import dboost
 from dboost.cluster.training import cluster_sessions
 from dboost.cluster.transport.line import Line
 from dboost.cluster.transport.messages import LOST, OK, FitCancelled
-from dboost.cluster.transport.rpc import METHODS, STATUSES, Branch, Decode, FitCalls, Relay, RoundSums, buffers_of, tree_of
-from dboost.cluster.worker import worker_plugin
+from dboost.cluster.transport.rpc import (
+    METHODS,
+    STATUSES,
+    Arguments,
+    Branch,
+    Decode,
+    FitCalls,
+    Relay,
+    RoundSums,
+    buffers_of,
+    tree_of,
+)
 from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.fit_records import unpack as unpacked
@@ -221,7 +231,7 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
         begin = FitCalls.begin
 
         def noted(
-            calls: FitCalls, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False
+            calls: FitCalls, method: str, arguments: Mapping[Branch, Arguments], *, follows: bool = False
         ) -> Callable[[Decode], None]:
             follow.append(follows)
             return begin(calls, method, arguments, follows=follows)
@@ -267,7 +277,7 @@ def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: py
 
 
 def test_relays_use_the_security_of_the_cluster() -> None:
-    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(5, secure=True) as client:
+    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(5, "tls") as client:
         assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
         assert branches_of(client) == {2}
 
@@ -294,16 +304,3 @@ def test_an_error_below_a_relay_names_its_worker() -> None:
         with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no gradient today"):
             dboost.fit(data, "z", loss=FailsSomewhere(), client=client, **OPTIONS)
         assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
-
-
-def test_a_connection_that_gives_no_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def none(*arguments: Any) -> None:
-        return None
-
-    monkeypatch.setattr(worker_plugin, "open_worker_line", none)
-    with (
-        dask.config.set({"dboost.fan-in": 2}),
-        lines_cluster(5) as client,
-        pytest.raises(dboost.DBoostError, match=r"worker tcp://.* cannot open a line to tcp://"),
-    ):
-        fit(client, target="y")

@@ -291,10 +291,9 @@ def test_a_scheduler_that_is_stopped() -> None:
             return stopping
 
         with dask.config.set({"dboost.patience": "1s"}):
-            for lines in (True, False):
-                with dask.config.set({"dboost.lines": lines}), pytest.warns(UserWarning, match=waits):
-                    found = dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, stop)])
-                assert found.sha256 == expected
+            with pytest.warns(UserWarning, match=waits):
+                found = dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, stop)])
+            assert found.sha256 == expected
             stop()
             with pytest.warns(UserWarning, match=waits):
                 assert dboost.fit(frame, "y", max_iter=5, client=client).sha256 == expected

@@ -17,7 +17,6 @@ READERS: dict[str, Callable[[], object]] = {
     "patience": config.liveness_timeout,
     "worker-timeout": config.worker_timeout,
     "lease": config.lease_seconds,
-    "lines": config.uses_lines,
     "fan-in": config.fan_in,
     "gather-bytes": config.gather_bytes,
     "owner-bytes": config.owner_bytes,
@@ -28,7 +27,7 @@ READERS: dict[str, Callable[[], object]] = {
     "metric-rows": config.metric_rows,
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 2**20, 8_000_000, True, 1.2, 1.5, 10_000_000, False]
+DEFAULTS = [10.0, 60.0, 30.0, 8, 3 * 2**20, 2**20, 8_000_000, True, 1.2, 1.5, 10_000_000, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:
@@ -66,7 +65,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         *((key, given) for key in ("single-worker-values", "metric-rows") for given in ("many", -1, None, "nan")),
         *(("fan-in", given) for given in (1, 0, "many", None)),
         *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
-        *((key, given) for key in ("keep-freed-memory", "lines", "session-per-host") for given in ("yes", 1, None)),
+        *((key, given) for key in ("keep-freed-memory", "session-per-host") for given in ("yes", 1, None)),
     ],
 )
 def test_invalid_values_are_refused_by_key(key: str, given: object) -> None:

@@ -62,8 +62,8 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("without rows", GROW, 2), Fault("without rows", GROW, 4)]),
         (PLAIN, [Fault("joined: no dboost", GROW, 1), Fault("joined: a failing plugin", GROW, 2), Fault("killed", GROW, 3)]),
         (PLAIN, [Fault("joined late", GROW, 1)]),
+        (SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)]),
     ],
-    "messages": [(SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)])],
     "relays": [  # of six sessions and two branches at each, the first is a relay, and the last is below one
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
         (PLAIN, [Fault("stopped", GROW, 2), Fault("stopped", GROW, 5, victim=4)]),
@@ -122,11 +122,9 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
     elif struck.setting != "one session":
         assert done.joined <= set().union(*holding), "a worker that joins is given rows"
     trees = [event for event in last if event["action"] == "tree"]
-    if struck.setting in ("lines", "messages"):
-        assert {event["lines"] for event in trees} <= {struck.setting == "lines"}
-    elif struck.setting in ("relays", "slices"):
+    if struck.setting in ("relays", "slices"):
         groups = 0 if struck.setting == "relays" else 2
-        assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(True, 2, groups)}
+        assert {(event["branches"], event["groups"]) for event in trees} == {(2, groups)}
 
 
 N_DRAWS, FIRST = int(os.environ.get("FAULTS", len(SETTINGS))), int(os.environ.get("FAULTS_FROM", 0))

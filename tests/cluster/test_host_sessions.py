@@ -57,9 +57,9 @@ def per_host() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["lines", "messages"])
+@pytest.fixture(scope="module", params=["tcp", "inproc"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with lines_cluster(3) if request.param == "lines" else threads_cluster(3, 2) as client:
+    with lines_cluster(3) if request.param == "tcp" else threads_cluster(3, 2) as client:
         yield client
 
 

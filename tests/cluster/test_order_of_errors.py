@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.transport.line import Line, packed
 from dboost.cluster.transport.messages import FAILED, LOST, OK, LostWorkers, WorkerFailed, pack, pack_error, unpack_error
-from dboost.cluster.transport.rpc import METHODS, STATUSES, LineCalls, Relay, answers_of, tree_of
+from dboost.cluster.transport.rpc import METHODS, STATUSES, LineCalls, Relay, answers_of, for_all, tree_of
 from dboost.errors import DataError
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.session import Session
@@ -105,12 +105,12 @@ def five() -> Iterator[Client]:
 
 
 @examples(12)
-@given(found=invalid_tables(), how=st.sampled_from(["two", "five, messages", "five, relays"]))
+@given(found=invalid_tables(), how=st.sampled_from(["two", "five", "five, relays"]))
 def test_errors_are_those_of_one_process(two: Client, five: Client, found: tuple[str, list[pd.DataFrame]], how: str) -> None:
     mistake, parts = found
     expected = error_of(mistake, parts)
     fan_in = 2 if how == "five, relays" else 64
-    with dask.config.set({"dboost.single-worker-values": 0, "dboost.lines": "messages" not in how, "dboost.fan-in": fan_in}):
+    with dask.config.set({"dboost.single-worker-values": 0, "dboost.fan-in": fan_in}):
         assert error_of(mistake, parts, two if how == "two" else five) == expected
 
 
@@ -265,12 +265,10 @@ def test_lines_and_relays_pass_on_the_error_of_the_first_row(drawn: list[Any], f
     if lost is not None and lost < len(refs):
         answers[refs[lost]] = (0.02, LOST)
     sessions, calls, branches = Sessions(answers), LineCalls(NoGuard()), tree_of(refs, fan_in)
-    for ref, line in sessions.open_lines([branch.ref for branch in branches]).items():
-        assert isinstance(line, Line)
-        calls.add(ref, line)
+    calls.add(sessions.open_lines([branch.ref for branch in branches]))
     found: dict[SessionRef, bytes] = {}
     try:
-        calls.send(1, METHODS.index(Session.ask.__name__), dict.fromkeys(branches, b""))
+        calls.send(1, METHODS.index(Session.ask.__name__), for_all(branches, b""))
         positions = [answer for _, answer in answers.values() if isinstance(answer, tuple)]
         if LOST in [answer for _, answer in answers.values()]:
             with pytest.raises(LostWorkers):
@@ -292,11 +290,9 @@ def test_an_error_of_no_row_is_raised_at_once() -> None:
     refs = tuple(SessionRef(f"tcp://10.0.0.{k}", str(k)) for k in range(3))
     sessions = Sessions({refs[0]: (60.0, True), refs[1]: (0.0, None), refs[2]: (60.0, (0, 0))})
     calls, branches = LineCalls(NoGuard()), tree_of(refs, 20)
-    for ref, line in sessions.open_lines(refs).items():
-        assert isinstance(line, Line)
-        calls.add(ref, line)
+    calls.add(sessions.open_lines(refs))
     began = time.monotonic()
-    calls.send(1, METHODS.index(Session.ask.__name__), dict.fromkeys(branches, b""))
+    calls.send(1, METHODS.index(Session.ask.__name__), for_all(branches, b""))
     with pytest.raises(WorkerFailed):
         calls.receive(1, branches, lambda ref, message: None)
     assert time.monotonic() - began < 30

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.cluster.transport.line import Message
+from dboost.cluster.transport.rpc import METHODS
 from dboost.cluster.transport.sample_exchange import choose_owners
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
-from tests.helpers.clusters import Processes, a_table
+from tests.helpers.clusters import Processes, a_table, lines_cluster
 from tests.helpers.tune import Tune
 
 FRAME = a_table(1500)
@@ -62,13 +64,9 @@ def test_every_column_has_one_owner(n: int, n_columns: int, n_rows: int, owner_b
     assert sizes.max() - sizes.min() <= 1
 
 
-@pytest.fixture(scope="module", params=["lines", "messages"])
+@pytest.fixture(scope="module", params=["tcp", "inproc"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with (
-        dask.config.set(SHARED | {"dboost.lines": request.param == "lines"}),
-        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with dask.config.set(SHARED), lines_cluster(3, request.param) as client:
         yield client
 
 
@@ -95,17 +93,16 @@ def test_a_range_of_columns_at_a_time(client: Client, proposals: Counter[int], t
 
 
 def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
-    """A worker has one thread for calls, both workers are owners in all fits, and the calls of the fits reach one of them in an
-    order of their own."""
+    """Both workers are owners in all fits, and the calls of the fits reach one of them in an order of their own."""
     tune(worker_threads=1)
-    call = DBoostWorkerPlugin.call
+    answer = DBoostWorkerPlugin.answer
 
-    async def delayed(self: DBoostWorkerPlugin, fit: str, session: str, number: int, method: str, arguments: bytes) -> Any:
-        if method == Session.draw_sample.__name__:
-            await asyncio.sleep(random.uniform(0.0, 0.5))
-        return await call(self, fit, session, number, method, arguments)
+    def delayed(self: DBoostWorkerPlugin, relay: Any, fit: str, session: str, message: Message) -> Any:
+        if METHODS[message.kind] == Session.draw_sample.__name__:
+            time.sleep(random.uniform(0.0, 0.5))
+        return answer(self, relay, fit, session, message)
 
-    monkeypatch.setattr(DBoostWorkerPlugin, "call", delayed)
+    monkeypatch.setattr(DBoostWorkerPlugin, "answer", delayed)
     data, expected = dd.from_pandas(FRAME, npartitions=4), dboost.fit(FRAME, "y", **OPTIONS).sha256
     with (
         dask.config.set(SHARED),

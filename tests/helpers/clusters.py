@@ -48,15 +48,15 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
 
 
 @contextlib.contextmanager
-def lines_cluster(n_workers: int = 3, *, secure: bool = False) -> Iterator[Client]:
-    """A cluster with scheduler and workers in this process, whose rounds travel on lines."""
+def lines_cluster(n_workers: int = 3, protocol: str = "tcp") -> Iterator[Client]:
+    """A cluster with scheduler and workers in this process, which are connected by a protocol."""
     with (
         LocalCluster(
             n_workers=n_workers,
             threads_per_worker=1,
             processes=False,
-            protocol="tls://" if secure else "tcp://",
-            security=Security.temporary() if secure else None,
+            protocol=f"{protocol}://",
+            security=Security.temporary() if protocol in ("tls", "wss") else None,
             dashboard_address=None,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
@@ -326,11 +326,6 @@ def forget_rows(dask_worker: Any = None) -> None:
 def session_names(dask_worker: Any = None) -> list[str]:
     """For `Client.run`: the names of a worker's sessions."""
     return [holding.id for holding in sessions_of(dask_worker)]
-
-
-def uses_lines(dask_scheduler: Scheduler) -> list[bool]:
-    """Run on the scheduler: whether each tree grew on lines."""
-    return [event["lines"] for _, event in dask_scheduler.get_events("dboost") if event["action"] == "tree"]
 
 
 _HELD: list[Any] = []

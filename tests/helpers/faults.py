@@ -33,7 +33,6 @@ from tests.helpers.places import rows_in_files
 #: Configurations of clusters: the number of workers, and keys of the configuration.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "lines": (3, {}),
-    "messages": (3, {"lines": False}),
     "relays": (6, {"fan-in": 2}),
     "slices": (6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
     "one worker": (2, {"single-worker-values": 8_000_000, "session-per-host": True}),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `tests.conftest` imports this before it sets variables that
 #: Seconds in which what is about to end may end.
 _PATIENCE = 5.0
 #: Threads that a worker keeps as long as it runs.
-_OF_WORKERS = ("dboost-calls", "dboost-exchanges")
+_OF_WORKERS = ("dboost-calls",)
 #: The temporary folders that this process has made.
 _FOLDERS: set[str] = set()
 

@@ -265,7 +265,6 @@ PLACES: dict[str, Place] = {
 #: Scheduler and workers are threads of this process; on lines if they are connected by TCP.
 CLUSTER_PLACES: dict[str, Place] = {
     "cluster": Place(_cluster),
-    "messages": Place(_configured(lines=False)),
     "relays": Place(_configured(fan_in=2)),
     "slices": Place(_configured(fan_in=2, gather_bytes="0B", owner_bytes=1)),
     "one worker": Place(_configured(single_worker_values=8_000_000)),

@@ -22,12 +22,11 @@ COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, pair
 
 
 @pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), pytest.param(30, 5, marks=pytest.mark.slow), (11, 40)])
-def test_the_model_is_that_of_one_process(n_workers: int, n_features: int, lines: bool) -> None:
+def test_the_model_is_that_of_one_process(n_workers: int, n_features: int) -> None:
     data = frame(n_workers, n_features)
     settings = {"max_iter": 3, "loss": "log_loss", "max_leaf_nodes": 15}
-    simulated = Simulated(n_workers, Network(), COSTS, lines=lines)
+    simulated = Simulated(n_workers, Network(), COSTS)
     try:
         with dask.config.set({"dboost.gather-bytes": "2MiB"}):
             fitted = fit(simulated, data, "y", make_parameters(settings), n_rows=1e9)
@@ -37,8 +36,7 @@ def test_the_model_is_that_of_one_process(n_workers: int, n_features: int, lines
     assert Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings).sha256 == here.sha256
     trees = [event for event in simulated.events if event["action"] == "tree"]
     owners = {event["owners"] for event in trees}
-    assert {event["lines"] for event in trees} == {lines}
-    assert {event["branches"] for event in trees} == {min(n_workers, 8) if lines else n_workers}
+    assert {event["branches"] for event in trees} == {min(n_workers, 8)}
     assert owners == ({0} if n_features == 5 else {5})  # small histograms are gathered, large ones reduced by feature
     assert {event["groups"] for event in trees} == ({0} if n_features == 5 else {2})
     # The reducer adds up first answers while the slowest worker computes. Where two rounds are under way, the slowest workers

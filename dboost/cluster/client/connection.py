@@ -32,13 +32,15 @@ from distributed.worker import thread_state
 
 from dboost.cluster.client.worker_choice import WorkerChoice, WorkerRecord
 from dboost.cluster.scheduler.reducer import Reducer
-from dboost.cluster.transport.line import Line
+from dboost.cluster.transport.line import Line, open_line
 from dboost.cluster.transport.messages import (
     CANCELLED,
     FAILED,
     LOST,
     OK,
+    ON_LINE,
     SILENT,
+    UNKNOWN,
     AfterSteps,
     LostWorkers,
     Step,
@@ -46,8 +48,8 @@ from dboost.cluster.transport.messages import (
     pack,
     unpack_error,
 )
-from dboost.cluster.transport.rpc import open_line, run_on
-from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
+from dboost.cluster.transport.rpc import run_on
+from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
 from dboost.display import counted
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.kernels.threads import usable_processors
@@ -59,8 +61,6 @@ from dboost.trees.tree_rounds import GrowOrder
 from dboost.tuning import tuning
 from dboost.version import __version__
 
-#: Calls that use the line of a fit, by their number on it.
-_ON_LINES = ["dboost_ask", "dboost_grow"]
 #: Seconds between two looks for a usable worker.
 _POLL = 0.25
 #: Seconds for which the records of workers are recent, see `Connection.usable`.
@@ -432,7 +432,6 @@ class Connection:
         self.has_ended = False
         self.reading: set[Future] = set()
         self._line: Line | None = None
-        self._may_open_line = uses_lines()
         self._n_calls = 0
         self._released = ExitStack()
         with usable(client):
@@ -486,24 +485,26 @@ class Connection:
         for error in errors.values():
             warn(f"{error}; the fit leaves this worker out")
 
-    def open_line(self) -> None:
-        """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one.
+    def open_line(self) -> Line:
+        """Return the line for calls of sessions; open it at the first call.
 
-        `ask` does so, too: this is for a thread that will wait for something else anyway.
+        Calls do so, too: this is for a thread that will wait for something else anyway.
         """
-        if self._line is not None or not self._may_open_line:
-            return
-        self._may_open_line = False  # it is tried once
-        client, fit = self.client, self.fit
+        if self._line is None:
+            client, fit = self.client, self.fit
 
-        async def opened() -> tuple[str, Line | None]:
-            scheduler: Any = client.scheduler
-            return await open_line(scheduler.address, {"op": "dboost_line", "fit": fit}, client.connection_args)
+            async def opened() -> tuple[str, Line | None]:
+                scheduler: Any = client.scheduler
+                return await open_line(scheduler.address, {"op": "dboost_line", "fit": fit}, client.connection_args)
 
-        try:
-            _, self._line = client.sync(opened)
-        except OSError as error:
-            raise self._unreachable(error) from error
+            try:
+                status, self._line = self._run(opened)
+            except OSError as error:
+                raise self._unreachable(error) from error
+            if self._line is None:
+                self._check({"status": status})
+                raise AssertionError("an accepted call has opened a line")
+        return self._line
 
     def cancel(self, futures: Iterable[Future], reason: str) -> None:
         """Cancel tasks; do nothing if the client was closed, which cancels them."""
@@ -618,7 +619,6 @@ class Connection:
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
         self._check_not_lost(refs)
-        self.open_line()
         reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
         return dict(zip(refs, self._results(reply), strict=True))
 
@@ -725,7 +725,8 @@ class Connection:
         finally:
             self._released.__exit__(kind, error, traceback)
 
-    def _call_on_line(self, line: Line, kind: int, arguments: tuple[Any, ...]) -> Any:
+    def _call_on_line(self, kind: int, arguments: tuple[Any, ...]) -> Any:
+        line = self.open_line()
         self._n_calls += 1
         line.send(self._n_calls, kind, pack_round(arguments))
         message = line.receive(liveness_timeout(), self._watch.note_wait)
@@ -741,19 +742,25 @@ class Connection:
         return [unpack(result) for result in reply["results"]]
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Call the reducer, on the line of the fit or by a message of Dask; see `_check`."""
+
         async def call() -> Any:
             scheduler: Any = self.client.scheduler
             remote: Callable[..., Any] = getattr(scheduler, operation)
             return await remote(fit=self.fit, **arguments)
 
         try:
-            if self._line is not None and operation in _ON_LINES:
-                reply = self._call_on_line(self._line, _ON_LINES.index(operation), tuple(arguments.values()))
+            if operation in ON_LINE:
+                reply = self._call_on_line(ON_LINE.index(operation), tuple(arguments.values()))
             else:
                 reply = self._run(call)
         except OSError as error:
             raise self._unreachable(error) from error
-        if reply is None or "status" not in reply:
+        return self._check(reply)
+
+    def _check(self, reply: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the reply of the reducer, or raise the error that it reports."""
+        if reply is None or reply.get("status", UNKNOWN) == UNKNOWN:
             raise DBoostError("the scheduler no longer runs dboost: was it restarted?")
         if reply["status"] == LOST:
             lost = session_refs(reply["sessions"])

@@ -9,10 +9,9 @@ keeps its connections but does not reply. After `dboost.patience` (default 10 s)
 if it does not answer within the same time, the reducer removes it from the cluster, and its nanny, if any, restarts it. A slow
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
-**Latency.** A fit has thousands of rounds. Each fit has a thread, which calls the sessions on lines (`cluster.transport.rpc`),
-merges their histograms and picks the splits (`session_rounds`), so the scheduler's event loop serves all clients. Calls with
-arguments for each of more than `dboost.fan-in` sessions, and fits on connections without lines, use Dask's messages:
-`wait_for_replies` waits for all calls with one future and one timer.
+**Latency.** A fit has thousands of rounds. Each fit has a thread, which answers the client on a line, calls the sessions on
+lines (`cluster.transport.rpc`), merges their histograms and picks the splits (`session_rounds`), so the scheduler's event loop
+serves all clients.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from dboost.cluster.monitoring.dashboard import registry_of
 from dboost.cluster.monitoring.prometheus_metrics import publish
 from dboost.cluster.scheduler.session_rounds import SessionRounds
 from dboost.cluster.transport.feature_exchange import choose_exchange
-from dboost.cluster.transport.line import Line
+from dboost.cluster.transport.line import Line, accept_line
 from dboost.cluster.transport.messages import (
     CANCELLED,
     FAILED,
     LOST,
     NAME,
     OK,
+    ON_LINE,
     READING,
     SILENT,
     STALE,
     UNKNOWN,
-    UNSUPPORTED,
     Failures,
     FitCancelled,
     LostWorkers,
@@ -60,19 +59,18 @@ from dboost.cluster.transport.messages import (
     pack_error,
 )
 from dboost.cluster.transport.rpc import (
+    Branch,
     FitCalls,
     FitGuard,
-    MessageCalls,
-    WorkerCalls,
-    accept_line,
     answers_of,
-    flat,
+    for_all,
+    for_each,
     open_worker_line,
     run_on,
     tree_of,
 )
 from dboost.cluster.worker.plugin_factory import WorkerPluginFactory
-from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
+from dboost.config import fan_in, liveness_timeout, worker_timeout
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.session.memory import keep_freed_memory
 from dboost.trees.tree_rounds import GrowOrder
@@ -124,8 +122,6 @@ class Reducer(SchedulerPlugin):
                 "dboost_need": self.need_workers,
                 "dboost_line": self.line,
                 "adaptive_target": self.adaptive_target,
-                "dboost_ask": self.ask,
-                "dboost_grow": self.grow_trees,
                 "dboost_move": self.move,
                 "dboost_abandon": self.abandon,
                 "dboost_remove_unresponsive": self.remove_unresponsive,
@@ -148,16 +144,13 @@ class Reducer(SchedulerPlugin):
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
         """Start a fit; return the name of this host, and what `usable_workers` does."""
-        lines = None
-        if uses_lines():
-            guard = FitGuard(
-                lambda worker: worker in self._scheduler.workers,
-                lambda: fit not in self._fits,
-                partial(self._lost_among, fit),
-                self._loop,
-            )
-            lines = FitCalls(guard, self._numbers)
-        self._fits[fit] = Fit(client_id, lines)
+        guard = FitGuard(
+            lambda worker: worker in self._scheduler.workers,
+            lambda: fit not in self._fits,
+            partial(self._lost_among, fit),
+            self._loop,
+        )
+        self._fits[fit] = Fit(client_id, FitCalls(guard, self._numbers))
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
         return {"version": __version__, "host": socket.gethostname(), **await self.usable_workers(fit)}
@@ -171,10 +164,6 @@ class Reducer(SchedulerPlugin):
         if fit in self._fits:
             self._fits[fit].n_workers_needed = n_workers
         return {"status": OK}
-
-    async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
-        """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
-        return await self._outcome(self._in_thread(fit, self._ask, session_refs(sessions), method, arguments))
 
     async def move(
         self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], empty: Sequence[Any], lost: Sequence[str] = ()
@@ -190,47 +179,45 @@ class Reducer(SchedulerPlugin):
                 self._run_in_background(self._discard(ref.worker, fit, batch))
         return reply
 
-    async def grow_trees(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
-        """Grow trees. order : packed `GrowOrder` and number of rows of each session."""
-        return await self._outcome(self._in_thread(fit, self._grow, session_refs(sessions), order))
-
     async def line(self, comm: Any, fit: str) -> Any:
-        """Open a line to the client: from now on the thread of the fit answers its calls of `ask` and `grow` there."""
+        """Open a line to the client: the thread of the fit answers its calls of `_ask` and `_grow` there."""
         if fit not in self._fits:
             return {"status": CANCELLED}
-        line = await accept_line(comm)
-        if line is None:
-            return {"status": UNSUPPORTED}
-        known = self._fits.get(fit)
-        if known is None:
-            line.close()
-        else:
+
+        def use(line: Line) -> None:
+            known = self._fits.get(fit)
+            if known is None:
+                line.close()
+                return
             known.client_line = line
             known.thread.submit(self._serve, fit, line)
+
+        await accept_line(comm, use)
         return Status.dont_reply
 
     def _serve(self, name: str, line: Line) -> None:
         """Answer the calls of the client on a line, in the thread of the fit, until either end closes it."""
-        functions: list[Callable[..., dict[str, Any]]] = [self._ask, self._grow]
         try:
             while True:
                 message = line.receive()
-                sessions, *arguments = message.unpack()
-                try:
-                    reply = {"status": OK, **functions[message.kind](name, sessions, *arguments)}
-                except Exception as error:
-                    reply = _reply_of(error)
-                line.send(message.number, 0, pack_round(reply))
+                line.send(message.number, 0, pack_round(self.answer(name, ON_LINE[message.kind], *message.unpack())))
         except OSError:
             pass  # the client has gone, or the fit has ended
         finally:
             line.close()
 
+    def answer(self, name: str, call: str, *arguments: Any) -> dict[str, Any]:
+        """Answer a call of the client, in the thread of the fit. call : see `ON_LINE`."""
+        function: Callable[..., dict[str, Any]] = self._ask if call == "dboost_ask" else self._grow
+        try:
+            return {"status": OK, **function(name, *arguments)}
+        except Exception as error:
+            return _reply_of(error)
+
     async def abandon(self, fit: str, sessions: Sequence[Any]) -> dict[str, Any]:
         """Release lost sessions, without waiting: most of them are gone."""
-        lines = self._fits[fit].lines if fit in self._fits else None
-        if lines is not None:  # the client waits for this call, so none is running
-            lines.release(session_refs(sessions))
+        if fit in self._fits:  # the client waits for this call, so none is running
+            self._fits[fit].calls.release(session_refs(sessions))
         for worker, session in session_refs(sessions):
             if worker in self._scheduler.workers:
                 self._run_in_background(self._release(worker, fit, session))
@@ -408,38 +395,15 @@ class Reducer(SchedulerPlugin):
             return _reply_of(error)
 
     def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
-        """See `ask`; in the thread of the fit."""
-        each = isinstance(arguments, list | tuple)
-        fit = self._fit(name)
-        self._use(fit, refs)
-        branches = flat(refs) if each else tree_of(tuple(refs), fan_in())
-        called = [branch.ref for branch in branches]
-        lines = None
-        if len(called) <= fan_in():
-            lines = self._lines(name, fit, called)
-        elif fit.lines is not None and not fit.lines.missing(called):
-            lines = fit.lines
-        calls: WorkerCalls
-        if lines is not None:
-            calls = lines
-        else:
-            calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
+        """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
+        fit, branches = self._called(name, refs)
+        is_for_all = isinstance(arguments, bytes | memoryview)
+        packed = for_all(branches, arguments) if is_for_all else for_each(branches, arguments)
         results: dict[SessionRef, bytes] = {}
-        packed = dict(zip(branches, arguments, strict=True)) if each else dict.fromkeys(branches, arguments)
-        calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
+        fit.calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
         reply = {"results": [results[ref] for ref in refs], "workers": self._identities()}
         lost = [fit.lost_readers.popleft() for _ in range(len(fit.lost_readers))]
         return reply | {"lost_readers": lost} if lost else reply
-
-    async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
-        """Call a method of sessions by Dask's messages."""
-        number = next(self._numbers)
-
-        def call(ref: SessionRef) -> Any:
-            rpc = self._scheduler.rpc(ref.worker)
-            return rpc.dboost_call(fit=name, session=ref.session, number=number, method=method, arguments=arguments[ref])
-
-        return await self._fan_out(name, list(arguments), call)
 
     async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any], lost: list[str]) -> dict[str, Any]:
         def call(ref: SessionRef) -> Any:
@@ -604,28 +568,19 @@ class Reducer(SchedulerPlugin):
         self._background_tasks.add(chore)
         chore.add_done_callback(self._background_tasks.discard)
 
-    def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
-        """See `grow_trees`; in the thread of the fit."""
+    def _grow(self, name: str, refs: Sequence[SessionRef], order: bytes) -> dict[str, Any]:
+        """Grow trees. order : packed `GrowOrder` and number of rows of each session."""
         asked: GrowOrder
         asked, rows_of = unpack(order)
-        fit = self._fit(name)
-        self._use(fit, refs)
+        fit, branches = self._called(name, refs)
         exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
-        branches = tree_of(tuple(refs), fan_in())
-        lines = self._lines(name, fit, [branch.ref for branch in branches])
-        calls: WorkerCalls
-        if lines is not None:
-            calls = lines
-        else:
-            calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
-        grown, timing = fit.rounds.grow_trees(calls, branches, asked, rows_of, exchange)
+        grown, timing = fit.rounds.grow_trees(fit.calls, branches, asked, rows_of, exchange)
         how = {
             "action": "tree",
             "fit": name,
             "workers": len(refs),
             "owners": 0 if exchange is None else exchange.n_slices,
             "groups": 0 if exchange is None else exchange.n_groups,
-            "lines": lines is not None,
             "branches": len(branches),
         }
         for k, tree in enumerate(grown):  # the first one has the times of all
@@ -633,30 +588,22 @@ class Reducer(SchedulerPlugin):
             self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
         return {"trees": pack_round((grown, timing))}
 
-    def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> FitCalls | None:
-        """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.
+    def _called(self, name: str, refs: Sequence[SessionRef]) -> tuple[Fit, tuple[Branch, ...]]:
+        """Return a fit, and the tree of sessions that it calls; open the lines that are missing.
 
         Raises
         ------
         LostWorkers
         """
-        if fit.lines is None:
-            return None
-        missing = fit.lines.missing(refs)
+        fit = self._fit(name)
+        self._use(fit, refs)
+        branches = tree_of(tuple(refs), fan_in())
+        missing = fit.calls.missing(branch.ref for branch in branches)
         if missing:
-            opened = run_on(self._loop, self._open_lines(name, missing))
-            for ref, line in opened.items():
-                if isinstance(line, Line):
-                    fit.lines.add(ref, line)
-            for line in opened.values():
-                if isinstance(line, BaseException):
-                    raise line
-            if None in opened.values():
-                fit.lines.close()
-                fit.lines = None
-        return fit.lines
+            fit.calls.add(run_on(self._loop, self._open_lines(name, missing)))
+        return fit, branches
 
-    async def _open_lines(self, name: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException | None]:
+    async def _open_lines(self, name: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
         opening = (open_worker_line("the scheduler", name, ref, self._scheduler.connection_args) for ref in refs)
         return dict(zip(refs, await asyncio.gather(*opening, return_exceptions=True), strict=True))
 
@@ -674,10 +621,6 @@ class Reducer(SchedulerPlugin):
         if absent:
             raise LostWorkers(absent)
 
-    async def _in_thread(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``function(name, *arguments)`` in the thread of a fit."""
-        return await self._loop.run_in_executor(self._fit(name).thread, function, name, *arguments)
-
 
 def _is_read(task: Any) -> bool:
     """Whether a task reads a partition; its result is kept until all partitions are read."""
@@ -689,7 +632,7 @@ class Fit:
     """State of a running fit in the scheduler."""
 
     client: str
-    lines: FitCalls | None  # None if connections do not allow lines
+    calls: FitCalls
     workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
     #: Address and number of partitions of each worker that was lost before the fit had called it; the next reply to the client
     #: carries them.
@@ -700,15 +643,14 @@ class Fit:
     #: liveness timeout expired.
     waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)
     rounds: SessionRounds = field(default_factory=SessionRounds)
-    client_line: Line | None = None  # on which the client calls `ask` and `grow`, if its connection allows one
+    client_line: Line | None = None  # on which the client calls `_ask` and `_grow`
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 
     def wake(self) -> None:
         """Interrupt calls that wait for workers, because the fit changed."""
         for ended in self.waiting_calls:
             _wake(ended)
-        if self.lines is not None:
-            self.lines.wake()
+        self.calls.wake()
 
     def end(self) -> None:
         """Cancel a running call, and release lines and thread after it."""
@@ -716,8 +658,7 @@ class Fit:
         self.wake()
         if self.client_line is not None:
             self.client_line.shut_down()
-        if self.lines is not None:
-            self.thread.submit(self.lines.close)
+        self.thread.submit(self.calls.close)
         self.thread.submit(self.rounds.close)
         self.thread.shutdown(wait=False)
 

@@ -5,9 +5,9 @@ as they arrive. All of it runs in the thread of the fit, so it costs the event l
 
 A session that has all rows grows whole trees by itself, so they take one message instead of the rounds.
 
-**Rounds in flight.** Where sessions are called on lines, two rounds are under way at the same time (`GrowOrder.n_in_flight`):
-the second request waits in the socket of each worker; relays pass it on meanwhile. Sessions that exchange slices wait for each
-other, and messages of Dask may overtake each other: there, each round begins when the one before has ended.
+**Rounds in flight.** Two rounds may be under way at the same time (`GrowOrder.n_in_flight`): the second request waits in the
+socket of each worker; relays pass it on meanwhile. Sessions that exchange slices wait for each other: there, each round begins
+when the one before has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from dboost.cluster.transport.feature_exchange import SliceExchange, SliceRound, unpack_splits
 from dboost.cluster.transport.messages import LostWorkers, Timing
-from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, RoundSums, WorkerCalls
+from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, FitCalls, RoundSums, for_all
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.fit_trees import GrownTree
@@ -45,7 +45,7 @@ class SessionRounds:
 
     def grow_trees(
         self,
-        calls: WorkerCalls,
+        calls: FitCalls,
         branches: Sequence[Branch],
         order: GrowOrder,
         rows_of: Mapping[SessionRef, int],
@@ -83,7 +83,7 @@ class SessionRounds:
         passed_on = max(len(branch.passed_on) for branch in self._branches)
         if self._exchange or len(order.tasks) * max(split_bytes, leaf_bytes) + passed_on > _MOST_QUEUED_BYTES:
             return 1
-        return min(order.n_in_flight, self._calls.most_in_flight)
+        return order.n_in_flight
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         """See `BeginRound`."""
@@ -95,7 +95,7 @@ class SessionRounds:
             method, packed = EXCHANGE_ROUND, pack_round(SliceRound(requests, pairs_of, tuple(tasks), exchange))
         else:
             method, packed = Session.round_histograms.__name__, pack_round((tasks, requests))
-        wait = self._calls.begin(method, dict.fromkeys(self._branches, packed), follows=self._n_under_way > 0)
+        wait = self._calls.begin(method, for_all(self._branches, packed), follows=self._n_under_way > 0)
         self._n_under_way += 1
         self._in_calls += time.perf_counter() - began
         return partial(self._end_round, wait, bool(tasks), list(rounds))
@@ -125,7 +125,7 @@ class SessionRounds:
         began, before = time.perf_counter(), calls.n_bytes
         answers: list[Any] = []
         packed = pack_round((tasks,))
-        wait = calls.begin(Session.grow_trees.__name__, {branch: packed})
+        wait = calls.begin(Session.grow_trees.__name__, {branch: (packed,)})
         wait(lambda _, message: answers.append(bytes(message.content)))
         answer = unpack(answers[0])
         if answer is None:

@@ -1,9 +1,12 @@
-"""Lines: connections on which the rounds of a fit travel, without an event loop.
+"""Lines: connections on which the calls of a fit travel, without an event loop.
 
 A round over two workers takes 4 ms through Dask's messages, most of it in the event loops, in pickling and in copies; a
 blocking socket takes a tenth of that. So Dask opens a connection from the scheduler to a worker as for any call, with the
-same port, the same security and the same handshake, and `detach` takes its socket out of the event loops of both ends. From
-then on only two threads use it: that of the fit in the scheduler, and one on the worker.
+same port, the same security and the same handshake (`open_line`, `accept_line`), and `_detach` takes its socket out of the
+event loops of both ends. From then on only two threads use it: that of the fit in the scheduler, and one on the worker.
+
+Other comms of Dask have no socket to give. Inside a process (inproc) a line is a pair of sockets, one for each end. Elsewhere
+(websockets, UCX) each end has such a pair, and its event loop carries the bytes between one of the two and the comm (`_carry`).
 
 A message has a fixed header, a content that is pickled by the caller, and buffers, which are sent as they are and received
 into one buffer per line, which the next message reuses::
@@ -14,23 +17,30 @@ into one buffer per line, which the next message reuses::
     size    u64     bytes that follow
     lengths u64[n + 1], content, buffers, each padded to a multiple of 16 bytes, so that arrays in them are aligned
 
-`detach` depends on private attributes of Tornado's streams. It is the only function that does, and `can_detach` tells whether
-a connection has them. Fits on other connections (inproc, UCX, websockets) use Dask's messages (`cluster.transport.rpc`).
+`_detach` depends on private attributes of Tornado's streams. It is the only function that does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pickle
 import selectors
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from distributed.comm import connect
+from distributed.comm.inproc import InProc
+from distributed.comm.tcp import TCP
+
+from dboost.cluster.transport.messages import OK, UNKNOWN
+from dboost.config import liveness_timeout
 
 _HEADER = struct.Struct("<QBIQ")
 #: Largest buffer for messages that is kept for the next one.
@@ -248,18 +258,68 @@ def _padding(n: int) -> int:
     return -n % _ALIGNMENT
 
 
-def can_detach(comm: Any) -> bool:
-    """Return whether `detach` can take the socket of a Dask comm."""
-    stream: Any = getattr(comm, "stream", None)
-    names = ("io_loop", "socket", "_state", "_closed", "_read_buffer", "_read_buffer_size", "_user_read_buffer")
-    return (
-        all(hasattr(stream, name) for name in names)
-        and all(hasattr(comm, name) for name in ("_closed", "_finalizer"))
-        and isinstance(stream.socket, socket.socket)
-    )
+#: Bytes that `_carry` passes on at a time.
+_CARRIED_BYTES = 256 * 1024
+#: Keeps the tasks of `_carry`: an event loop has only weak references.
+_carriers: set[asyncio.Task[None]] = set()
 
 
-def detach(comm: Any) -> Line:
+async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:
+    """Ask a process for a line; return the status of its reply, and the line if the status is OK.
+
+    Raises
+    ------
+    OSError
+        When the process cannot be reached.
+    """
+    comm = await connect(address, timeout=liveness_timeout(), **connection_args)
+    is_carried = False
+    try:
+        await comm.write(request)
+        reply = await asyncio.wait_for(comm.read(), liveness_timeout())
+        status = reply.get("status", UNKNOWN) if isinstance(reply, dict) else UNKNOWN
+        if status != OK:
+            return status, None
+        if isinstance(comm, InProc):
+            return status, reply["line"]
+        if isinstance(comm, TCP):
+            return status, _detach(comm)
+        line, carrier = _carried(comm)
+        _carriers.add(task := asyncio.create_task(carrier))
+        task.add_done_callback(_carriers.discard)
+        is_carried = True
+        return status, line
+    finally:
+        if not is_carried:
+            comm.abort()  # has no effect after `_detach`
+
+
+async def accept_line(comm: Any, use: Callable[[Line], None]) -> None:
+    """Answer a call that opens a line, on the event loop that received it; return when the comm is no longer needed.
+
+    use : gets the line.
+    """
+    if isinstance(comm, InProc):
+        here, there = socket.socketpair()
+        await comm.write({"status": OK, "line": Line(there)})
+        use(Line(here))
+        return
+    await comm.write({"status": OK})
+    if not isinstance(comm, TCP):
+        line, carrier = _carried(comm)
+        use(line)
+        await carrier
+        return
+    deadline = time.monotonic() + liveness_timeout()
+    while comm.stream is not None and comm.stream.writing():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{comm.peer_address} does not receive the reply that opens a line")
+        await asyncio.sleep(0.001)
+    if comm.stream is not None:
+        use(_detach(comm))
+
+
+def _detach(comm: Any) -> Line:
     """Take the socket of a Dask comm out of the event loop; the comm is closed afterwards.
 
     Nothing may be waiting to be written. Must be called on the event loop of the comm.
@@ -272,3 +332,33 @@ def detach(comm: Any) -> Line:
     comm.stream, comm._closed = None, True
     comm._finalizer.detach()  # it would warn of a stream that was not closed
     return Line(sock, received)
+
+
+def _carried(comm: Any) -> tuple[Line, Coroutine[Any, Any, None]]:
+    """Return a line that a comm carries, and the coroutine that does so until either is closed."""
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    return Line(here), _carry(comm, there)
+
+
+async def _carry(comm: Any, sock: socket.socket) -> None:
+    """Pass bytes between a socket and a Dask comm until either is closed; then close both."""
+    loop = asyncio.get_running_loop()
+
+    async def send() -> None:
+        while content := await loop.sock_recv(sock, _CARRIED_BYTES):
+            await comm.write(content)
+
+    async def receive() -> None:
+        while True:
+            await loop.sock_sendall(sock, await comm.read())
+
+    ways = [asyncio.ensure_future(send()), asyncio.ensure_future(receive())]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        comm.abort()
+        await asyncio.gather(*ways, return_exceptions=True)
+        sock.close()

@@ -1,9 +1,9 @@
 """Messages that sessions of a fit send to each other: slices of histograms, sampled values, rows that are handed over.
 
-They travel on lines between workers (`Peers`), or as messages of Dask where the reducer's calls do, and have no replies. The
-receiver waits for them in the `Inbox` of its worker. If a message does not arrive, because a worker was lost, those that wait
-for it give up when the reducer, which notices the loss, sends the next call. A relay also watches the sessions below it while
-it waits, because the reducer cannot see that one of them has failed.
+They travel on lines between workers (`Peers`), and have no replies. The receiver waits for them in the `Inbox` of its worker.
+If a message does not arrive, because a worker was lost, those that wait for it give up when the reducer, which notices the
+loss, sends the next call. A relay also watches the sessions below it while it waits, because the reducer cannot see that one of
+them has failed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Calls of the reducer to the sessions of a fit, on lines or by Dask's messages.
+"""Calls of the reducer to the sessions of a fit, on lines (`cluster.transport.line`).
 
-`WorkerCalls` is what a round needs: call a method in some sessions, and return their answers. `LineCalls` implements it on
-lines (`cluster.transport.line`), `MessageCalls` by Dask's messages, for connections whose socket cannot be taken out of the
-event loop. Both are used by the thread of a fit in the scheduler's process, not by the event loop, and both end in one of four
-ways: with all answers, with the error of a worker, with the lost sessions, or because the fit was cancelled.
+`FitCalls` calls a method in some sessions, and returns their answers. The thread of a fit in the scheduler's process uses it,
+not the event loop. A call ends in one of four ways: with all answers, with the error of a worker, with the lost sessions, or
+because the fit was cancelled.
 
 **Trees of sessions.** Beyond `dboost.fan-in` sessions, lines lead to some of them only, each of which passes a call on to
 others, and answers for all of them: no process exchanges messages with more than that many others. A `Branch` is a session with
-those below it. Workers that pass calls on use `LineCalls`, too.
+those below it. Workers that pass calls on use `LineCalls`, as `FitCalls` does.
 
-**Liveness on lines.** The thread waits for all lines at once. A worker that dies closes its line, which is noticed at once. If
+**Liveness.** The thread waits for all lines at once. A worker that dies closes its line, which is noticed at once. If
 nothing arrives for the liveness timeout, the workers that have not answered, and those below them, are pinged by Dask's
 messages, and removed if they do not answer (`LivenessCheck`). `Fit.wake` interrupts the waiting when Dask reports a lost worker
 or the fit is cancelled.
@@ -30,9 +29,10 @@ way back, each session adds the histograms of those below to its own, so every p
 of integers are exact in any order, so the model does not depend on the tree. Other calls are passed on in the same way, and
 their answers are collected.
 
-A request that is to be passed on has the sessions below as its buffer, and a second one if it *follows* a call that is still
-under way. Answers have the same form on every level. A relay passes a following request on as soon as it arrives, also while
-it waits for the answers of the call before, so that no worker below it waits for the sums of that call.
+A request that is to be passed on has these buffers: the sessions below, whether it *follows* a call that is still under way,
+and the arguments of each session below if sessions have arguments of their own. Answers have the same form on every level. A
+relay passes a following request on as soon as it arrives, also while it waits for the answers of the call before, so that no
+worker below it waits for the sums of that call.
 
 A relay reports a closed line below it. Whether a silent worker is lost is decided by the reducer: it pings all workers of a
 branch that does not answer, and repeats the call without the lost ones. A relay that still waits for one of them gives up, and
@@ -55,17 +55,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from distributed.comm import connect
 
 from dboost.cluster.transport.feature_exchange import PackedSplits, merge_splits
-from dboost.cluster.transport.line import Line, Message, can_detach, detach
+from dboost.cluster.transport.line import Line, Message, open_line
 from dboost.cluster.transport.messages import (
     FAILED,
     LOST,
     OK,
     STALE,
     UNKNOWN,
-    UNSUPPORTED,
     Failures,
     FitCancelled,
     LostWorkers,
@@ -177,45 +175,36 @@ def tree_of(refs: tuple[SessionRef, ...], fan_in: int) -> tuple[Branch, ...]:
     return tuple(Branch(first, rest, pack_round((rest, fan_in)) if rest else b"") for first, rest in groups)
 
 
-#: The second buffer of a request that follows a call which is still under way.
-_FOLLOWS = memoryview(b"follows")
+#: Packed arguments for the sessions of a branch: for all of them, or for each, those of its own session first.
+Arguments = Sequence[bytes | memoryview]
+#: The second buffer of a request that is passed on: whether it follows a call that is still under way.
+_FOLLOWS, _FOLLOWS_NONE = memoryview(b"follows"), memoryview(b"")
 
 
-def buffers_of(branch: Branch, follows: bool) -> list[memoryview]:
-    """Return the buffers of a request: none if it is not to be passed on. follows : see `LineCalls.send`."""
-    return [memoryview(branch.passed_on), *([_FOLLOWS] if follows else [])] if branch.below else []
+def buffers_of(branch: Branch, follows: bool, below: Arguments = ()) -> list[memoryview]:
+    """Return the buffers of a request: none if it is not to be passed on. below : arguments of each session below."""
+    if not branch.below:
+        return []
+    return [memoryview(branch.passed_on), _FOLLOWS if follows else _FOLLOWS_NONE, *(memoryview(packed) for packed in below)]
+
+
+def for_all(branches: Iterable[Branch], packed: bytes | memoryview) -> dict[Branch, Arguments]:
+    """Return packed arguments that all sessions of branches share."""
+    return dict.fromkeys(branches, (packed,))
+
+
+def for_each(branches: Iterable[Branch], arguments: Arguments) -> dict[Branch, Arguments]:
+    """Divide arguments of each session among branches. arguments : in the order in which `tree_of` got the sessions."""
+    left = iter(arguments)
+    return {branch: [*itertools.islice(left, 1 + len(branch.below))] for branch in branches}
 
 
 def _refs_of(branches: Iterable[Branch]) -> list[SessionRef]:
     return [ref for branch in branches for ref in (branch.ref, *branch.below)]
 
 
-def flat(refs: Iterable[SessionRef]) -> tuple[Branch, ...]:
-    """Return branches of one session each."""
-    return tuple(Branch(ref) for ref in refs)
-
-
 #: Receives the answer of a session, which it must copy.
 Decode = Callable[[SessionRef, Message], None]
-
-
-class WorkerCalls(Protocol):
-    """Call methods of sessions; used by the thread of a fit."""
-
-    n_bytes: int  # of all answers so far
-    most_in_flight: int  # calls that may be under way at the same time
-
-    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
-        """Call a method with packed arguments for each branch; return the function that waits for the answers.
-
-        The function must be called before that of any later call. follows : whether the call before is still under way;
-        otherwise sessions may give up a call that they have not answered.
-
-        Raises
-        ------
-        LostWorkers, WorkerFailed, FitCancelled
-            The returned function raises them, too.
-        """
 
 
 class Guard(Protocol):
@@ -324,10 +313,14 @@ class LineCalls:
         """Return the sessions without a line."""
         return [ref for ref in refs if ref not in self._lines]
 
-    def add(self, ref: SessionRef, line: Line) -> None:
-        self._lines[ref] = line
+    def add(self, opened: Mapping[SessionRef, Line | BaseException]) -> None:
+        """Add lines that were opened; raise the error of one that could not be opened."""
+        self._lines |= {ref: line for ref, line in opened.items() if isinstance(line, Line)}
+        for line in opened.values():
+            if isinstance(line, BaseException):
+                raise line
 
-    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes | memoryview], *, follows: bool = False) -> None:
+    def send(self, number: int, method: int, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> None:
         """Send the requests of a call.
 
         number : of the call, ascending; method : its index in `METHODS`; follows : whether the call before is still under way.
@@ -340,10 +333,10 @@ class LineCalls:
         self._taken.clear()
         self._guard.check(_refs_of(arguments))
         lost = []
-        for branch, packed in arguments.items():
-            passed_on = buffers_of(branch, follows)
+        for branch, (content, *below) in arguments.items():
+            passed_on = buffers_of(branch, follows, below)
             try:
-                self._lines[branch.ref].send(number, method, packed, passed_on, timeout=timeout)
+                self._lines[branch.ref].send(number, method, content, passed_on, timeout=timeout)
             except KeyError:
                 lost.append(branch.ref)
             except OSError:
@@ -365,7 +358,12 @@ class LineCalls:
             raise LostWorkers(lost)
 
     def receive(self, number: int, branches: Iterable[Branch], decode: Decode) -> None:
-        """Wait for the answers of a call; see `WorkerCalls.begin`."""
+        """Wait for the answers of a call.
+
+        Raises
+        ------
+        LostWorkers, WorkerFailed, FitCancelled
+        """
         pending = {branch.ref: branch for branch in branches}
         lost = self.missing(pending)
         if lost:
@@ -467,14 +465,21 @@ class LineCalls:
 class FitCalls(LineCalls):
     """The lines of a fit in the scheduler. numbers : of calls, shared by all fits."""
 
-    most_in_flight = 2
-
     def __init__(self, guard: FitGuard, numbers: itertools.count[int]) -> None:
         super().__init__(guard)
         self._waker, self._numbers = guard.waker, numbers
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
-        """See `WorkerCalls`."""
+    def begin(self, method: str, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> Callable[[Decode], None]:
+        """Call a method of the sessions of each branch; return the function that waits for the answers.
+
+        The function must be called before that of any later call. follows : whether the call before is still under way;
+        otherwise sessions may give up a call that they have not answered.
+
+        Raises
+        ------
+        LostWorkers, WorkerFailed, FitCancelled
+            The returned function raises them, too.
+        """
         number = next(self._numbers)
         self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
@@ -486,34 +491,6 @@ class FitCalls(LineCalls):
     def close(self) -> None:
         super().close()
         self._waker.close()
-
-
-class MessageCalls:
-    """Calls by Dask's messages, which may overtake each other: a call is sent when its answers are awaited.
-
-    fan_out : calls a method in sessions on the event loop, and returns contents of answers.
-    """
-
-    most_in_flight = 1
-
-    def __init__(
-        self,
-        fan_out: Callable[[str, Mapping[SessionRef, bytes]], Coroutine[Any, Any, dict[SessionRef, bytes]]],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._fan_out, self._loop = fan_out, loop
-        self.n_bytes = 0
-
-    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
-        """See `WorkerCalls`; the branches have one session each."""
-        assert not follows, "one call is under way at a time"
-        return partial(self._call, method, arguments)
-
-    def _call(self, method: str, arguments: Mapping[Branch, bytes], decode: Decode) -> None:
-        contents = run_on(self._loop, self._fan_out(method, {branch.ref: packed for branch, packed in arguments.items()}))
-        self.n_bytes += sum(map(len, contents.values()))
-        for ref, content in contents.items():
-            decode(ref, Message(0, 0, memoryview(content), []))
 
 
 def run_on(
@@ -542,28 +519,8 @@ def run_on(
             noted = time.monotonic()
 
 
-async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:
-    """Ask a process for a line; return the status of its reply, and the line if the status is OK.
-
-    Raises
-    ------
-    OSError
-        When the process cannot be reached.
-    """
-    comm = await connect(address, timeout=liveness_timeout(), **connection_args)
-    try:
-        if not can_detach(comm):
-            return UNSUPPORTED, None
-        await comm.write(request)
-        reply = await asyncio.wait_for(comm.read(), liveness_timeout())
-        status = reply.get("status", UNKNOWN) if isinstance(reply, dict) else UNKNOWN
-        return status, detach(comm) if status == OK else None
-    finally:
-        comm.abort()  # has no effect after `detach`
-
-
-async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line | None:
-    """Return a line to a session; None if the connection does not allow one. here : this process, for messages.
+async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line:
+    """Return a line to a session. here : this process, for messages.
 
     Raises
     ------
@@ -574,27 +531,14 @@ async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args
     """
     request = {"op": "dboost_line", "fit": fit, "session": ref.session}
     try:
-        status, line = await open_line(ref.worker, request, connection_args)
+        _, line = await open_line(ref.worker, request, connection_args)
     except OSError as error:
         if is_out_of_descriptors(error):
             raise out_of_descriptors(here, f"connect to worker {ref.worker}") from error
         raise LostWorkers([ref]) from error
-    if status not in (OK, UNSUPPORTED):
+    if line is None:
         raise LostWorkers([ref])
     return line
-
-
-async def accept_line(comm: Any) -> Line | None:
-    """Answer a call that opens a line, on the event loop of the worker; return None if the connection does not allow one."""
-    if not can_detach(comm):
-        return None
-    await comm.write({"status": OK})
-    deadline = time.monotonic() + liveness_timeout()
-    while comm.stream is not None and comm.stream.writing():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{comm.peer_address} does not receive the reply that opens a line")
-        await asyncio.sleep(0.001)
-    return None if comm.stream is None else detach(comm)
 
 
 #: Calls a method of the own session; returns status, and answer or error.
@@ -681,13 +625,7 @@ class Relay:
             self._branches = tree_of(*unpack(self._passed_on))
         missing = self._missing()
         if missing:
-            opened = self._open_lines(missing)
-            for ref, line in opened.items():
-                if isinstance(line, Line):
-                    self._calls.add(ref, line)
-            for line in opened.values():
-                if isinstance(line, BaseException):
-                    raise line
+            self._calls.add(self._open_lines(missing))
         return self._branches
 
     def _missing(self) -> list[SessionRef]:
@@ -696,7 +634,8 @@ class Relay:
     def _pass_on(self, message: Message) -> None:
         """Pass a request on to the branches."""
         self._last_passed_on = message.number  # first, since `send` calls `check`
-        arguments = dict.fromkeys(self._branches, message.content)
+        below = message.buffers[2:]
+        arguments = for_each(self._branches, below) if below else for_all(self._branches, message.content)
         self._calls.send(message.number, message.kind, arguments, follows=_follows(message))
 
     def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, PackedSplits]]:
@@ -758,7 +697,7 @@ class Relay:
 
 def _follows(message: Message) -> bool:
     """Whether a request follows a call that is still under way."""
-    return len(message.buffers) > 1
+    return len(message.buffers) > 1 and len(message.buffers[1]) > 0
 
 
 def answers_of(ref: SessionRef, message: Message, branches: Sequence[Branch]) -> dict[SessionRef, bytes]:

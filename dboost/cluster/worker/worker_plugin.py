@@ -1,8 +1,8 @@
 """The worker plugin: keeps a `Session` for each fit, and answers the reducer's calls.
 
-Calls arrive over Dask's connections at the handlers that `setup` registers, or on lines (`cluster.transport.line`), each of
-which has a thread. All calls run in threads of the plugin: work on the event loop would make the worker look dead, and the
-threads of Dask's executor are for tasks.
+Calls of sessions arrive on lines (`cluster.transport.line`), each of which has a thread; others over Dask's connections at the
+handlers that `setup` registers. No work runs on the event loop, where it would make the worker look dead, nor in the threads of
+Dask's executor, which are for tasks.
 
 Each session has a unique name. Every call contains the name of its session; the plugin replies `UNKNOWN` if it has another one.
 So a worker that was restarted, or whose session the client regards as lost (e.g. after a broken connection), is never mistaken
@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -35,7 +35,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.cluster.monitoring.prometheus_metrics import WorkMeter, publish
 from dboost.cluster.transport.feature_exchange import FeatureOwner
-from dboost.cluster.transport.line import Line, Message, Pieces, packed
+from dboost.cluster.transport.line import Line, Message, Pieces, accept_line, packed
 from dboost.cluster.transport.messages import (
     FAILED,
     LOST,
@@ -43,7 +43,6 @@ from dboost.cluster.transport.messages import (
     OK,
     STALE,
     UNKNOWN,
-    UNSUPPORTED,
     AfterSteps,
     FitCancelled,
     LostWorkers,
@@ -57,7 +56,6 @@ from dboost.cluster.transport.rpc import (
     METHODS,
     STATUSES,
     Relay,
-    accept_line,
     open_worker_line,
     run_on,
 )
@@ -65,7 +63,6 @@ from dboost.cluster.transport.sample_exchange import answer_proposal
 from dboost.cluster.worker.host_sessions import answer_hand_over
 from dboost.config import liveness_timeout
 from dboost.data import Chunk
-from dboost.errors import DBoostError
 from dboost.files.spool import remove_stale, temporary_root
 from dboost.kernels.threads import usable_processors
 from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
@@ -192,10 +189,6 @@ def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes
     partitions.take_slice(partition, unpack(content), number)
 
 
-#: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
-_WAITING = frozenset({EXCHANGE_ROUND, Session.draw_sample.__name__, Session.hand_over.__name__})
-#: Number of such calls at the same time.
-_MOST_WAITING = 1024
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
 _TEARDOWN_TIMEOUT = 3.0
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
@@ -229,7 +222,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._running: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(tuning().worker_threads, "dboost-calls")
-        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "dboost-exchanges")
         self._inbox = Inbox()
         #: Fit and session of each line on which calls arrive.
         self._lines: dict[Line, tuple[str, str]] = {}
@@ -244,9 +236,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             {
                 "dboost_ping": self.ping,
                 "dboost_has": self.has,
-                "dboost_call": self.call,
                 "dboost_line": self.line,
-                "dboost_slice": self.slice_in_message,
                 "dboost_release": self.release,
                 "dboost_discard": self.discard,
             }
@@ -261,7 +251,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
         def close() -> None:
             self._pool.shutdown()
-            self._waiting.shutdown()
             with suppress(RuntimeError):  # the event loop has ended, because a call took too long
                 self._loop.call_soon_threadsafe(closed.set)
 
@@ -300,16 +289,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
         known_session = self._sessions.get(fit)
         return None if known_session is None or session not in (None, known_session.id) else known_session
 
-    async def call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
-        """Call a method of a session.
-
-        number : of the round, ascending. A call of an abandoned round that arrives after calls of a later one is not executed.
-        """
-        if self.known(fit, session) is None:
-            return {"status": UNKNOWN}
-        pool = self._waiting if method in _WAITING else self._pool
-        return await self._loop.run_in_executor(pool, self._call, fit, session, number, method, arguments)
-
     def _swap(
         self,
         fit: str,
@@ -318,15 +297,16 @@ class DBoostWorkerPlugin(WorkerPlugin):
         stage: int,
         slices: dict[SessionRef, Pieces],
         n_wanted: int,
-        relay: Relay | None,
+        relay: Relay,
     ) -> tuple[str, Any]:
         """Send slices to other sessions; return the status and as many received ones as are wanted, or the error."""
-        check = None if relay is None else partial(relay.check_others, number)
         if stage == 0:
             self._inbox.begin(fit, number)
         try:
-            self._send_slices(fit, ref, number, stage, slices, relay)
-            return OK, self._inbox.all_of(fit, number, stage, n_wanted, check) if n_wanted else []
+            self._send_slices(fit, ref, number, stage, slices)
+            if not n_wanted:
+                return OK, []
+            return OK, self._inbox.all_of(fit, number, stage, n_wanted, partial(relay.check_others, number))
         except FitCancelled:
             return STALE, b""
         except LostWorkers as lost:
@@ -336,10 +316,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         except Exception as error:  # any error is raised in the client
             return FAILED, pack_error(error)
 
-    def _send_slices(
-        self, fit: str, ref: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces], relay: Relay | None
-    ) -> None:
-        """Send slices to other sessions, on lines or by messages of Dask.
+    def _send_slices(self, fit: str, ref: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces]) -> None:
+        """Send slices to other sessions.
 
         Raises
         ------
@@ -348,10 +326,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         """
         if ref in slices:
             self.slice(fit, ref.session, number, stage, ref.session, slices.pop(ref))
-        if relay is not None:
-            self._peers_of(fit, ref.session).send(number, pack_round((stage, ref.session)), slices)
-        elif slices:
-            run_on(self._loop, self._send_messages(fit, ref.session, number, stage, slices))
+        self._peers_of(fit, ref.session).send(number, pack_round((stage, ref.session)), slices)
 
     def _peers_of(self, fit: str, session: str) -> Peers:
         with self._lock:
@@ -362,41 +337,23 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 self._peers[key] = Peers(partial(self._open_lines, fit))
             return self._peers[key]
 
-    async def _send_messages(self, fit: str, sender: str, number: int, stage: int, slices: Mapping[SessionRef, Pieces]) -> None:
-        async def send(ref: SessionRef, content: Pieces) -> bool:
-            message = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": sender}
-            sending = self._worker.rpc(ref.worker).dboost_slice(**message, content=[*map(bytes, content)], reply=False)
-            try:
-                await asyncio.wait_for(sending, liveness_timeout())
-            except OSError:
-                return False
-            return True
-
-        sent = await asyncio.gather(*(send(ref, content) for ref, content in slices.items()))
-        lost = [ref for ref, arrived in zip(slices, sent, strict=True) if not arrived]
-        if lost:
-            raise LostWorkers(lost)
-
     def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: Pieces) -> None:
         """Receive a slice. sender : its session."""
         if self.known(fit, session) is not None:
             self._inbox.put(fit, number, stage, sender, content)
             self.meter.received(sum(map(len, content)))
 
-    def slice_in_message(self, content: Sequence[bytes], **arguments: Any) -> None:
-        """Receive a slice by a message of Dask; its arrays can be changed, as those of a line. arguments : see `slice`."""
-        self.slice(**arguments, content=[memoryview(bytearray(piece)) for piece in content])
-
     async def line(self, comm: Any, fit: str, session: str) -> Any:
-        """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""
+        """Open a line to a session, whose calls a thread answers."""
         if self.known(fit, session) is None:
             return {"status": UNKNOWN}
-        line = await accept_line(comm)
-        if line is None:
-            return {"status": UNSUPPORTED}
-        self._lines[line] = fit, session
-        relay = Relay(line, SessionRef(self._worker.address, session), partial(self._open_lines, fit))
-        threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
+
+        def use(line: Line) -> None:
+            self._lines[line] = fit, session
+            relay = Relay(line, SessionRef(self._worker.address, session), partial(self._open_lines, fit))
+            threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
+
+        await accept_line(comm, use)
         return Status.dont_reply
 
     def _serve(self, line: Line, relay: Relay, fit: str, session: str) -> None:
@@ -429,31 +386,15 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def _open_lines(self, fit: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
         """Open lines to sessions of other workers; called by threads of lines."""
 
-        async def opened() -> list[Line | BaseException | None]:
+        async def opened() -> list[Line | BaseException]:
             arguments = self._worker.connection_args
-            opening = (open_worker_line(f"worker {address}", fit, ref, arguments) for ref in refs)
+            opening = (open_worker_line(f"worker {self._worker.address}", fit, ref, arguments) for ref in refs)
             return await asyncio.gather(*opening, return_exceptions=True)
 
-        address = self._worker.address
-        return {
-            ref: DBoostError(f"worker {address} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
-            if line is None
-            else line
-            for ref, line in zip(refs, run_on(self._loop, opened()), strict=True)
-        }
-
-    def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
-        status, answer = self._answer(fit, session, number, method, arguments, None)
-        if status == FAILED:
-            return {"status": FAILED, "error": answer}
-        if status == LOST:
-            return {"status": LOST, "sessions": unpack(answer)}
-        if status != OK:
-            return {"status": status}
-        return {"status": OK, "result": pack_round(answer) if method in _OF_ROUNDS else answer}
+        return dict(zip(refs, run_on(self._loop, opened()), strict=True))
 
     def _answer(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay | None
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay
     ) -> tuple[str, Any]:
         """Answer a call: by a method of the session, or together with other sessions; see `_execute`."""
         ref = SessionRef(self._worker.address, session)
