@@ -85,7 +85,7 @@ def _on_scheduler(dask_scheduler: Scheduler) -> set[str]:
 
 
 def _on_worker(dask_worker: Worker) -> set[str]:
-    return {f"session {session.session} on {dask_worker.address}" for session in sessions_of(dask_worker)}
+    return {f"session {number} on {dask_worker.address}" for number, _ in enumerate(sessions_of(dask_worker))}
 
 
 def held_on(client: Client, *, workers: bool = True) -> set[str]:
