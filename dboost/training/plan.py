@@ -91,8 +91,8 @@ class RowsDescription:
     weighted: bool  # False when all weights are 1
     named: bool  # whether the features' names are the user's
     reference: ReferenceSample | None
-    has_groups: bool = False  # whether rows belong to groups
-    sizes: Sizes | None = None  # of the targets, if they are known already
+    has_groups: bool  # whether rows belong to groups
+    sizes: Sizes  # of the targets
 
 
 @dataclass(frozen=True, eq=False)
