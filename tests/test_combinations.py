@@ -412,7 +412,7 @@ def test_calls_fit_or_are_refused() -> None:
     examine(3, PLACES | FRONT_ENDS, 1)
 
 
-DRAWS, FIRST = int(os.environ.get("COMBINATIONS", 160)), int(os.environ.get("COMBINATIONS_FROM", 0))
+DRAWS, FIRST = int(os.environ.get("COMBINATIONS", 120)), int(os.environ.get("COMBINATIONS_FROM", 0))
 #: Draws of a test: of all of them together, a run of thousands would look as if it were stuck.
 BLOCK = 20
 

@@ -254,7 +254,7 @@ ENTRANCES: dict[str, Entrance] = {
     "fit, as an evaluation set": Entrance(_evaluated, "fit"),
     "prepare": Entrance(_prepared, "prepare"),
     "prepare, on workers": Entrance(lambda table: _prepared(table, client=table.client), "prepare"),
-    "cv": Entrance(_cross_validated, "cv"),
+    "cv": Entrance(_cross_validated, "prepare"),
     "refit_leaves": Entrance(lambda table: [_model(table.dtype, table.kinds).refit_leaves(**table.rows(1))], "fit"),
     "predictions": Entrance(_predicted, "predict"),
     "predictions, in pieces": Entrance(_predicted_in_pieces, "predict"),
@@ -295,9 +295,9 @@ _OF_ARRAYS = [
 
 
 def _marks(cell: Cell) -> set[Any]:
-    """Every table with names is passed to every kind of entrance, every array of every type to some, and a type to all."""
+    """Every table with names is passed to every kind of entrance, every array of each kind of type to some, a type to all."""
     form, dtype, entrance = cell
-    return {(dtype, entrance), (form, ENTRANCES[entrance].kind if dtype == "names" else dtype)}
+    return {(dtype, entrance), (form, ENTRANCES[entrance].kind if dtype == "names" else dtype.strip("u0123456789"))}
 
 
 @pytest.mark.parametrize(
