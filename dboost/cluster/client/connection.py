@@ -48,7 +48,7 @@ from dboost.cluster.transport.messages import (
     pack,
     unpack_error,
 )
-from dboost.cluster.transport.rpc import run_on
+from dboost.cluster.transport.rpc import TAKE_PARTITIONS, run_on
 from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
 from dboost.display import counted
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
@@ -622,20 +622,22 @@ class Connection:
         reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
         return dict(zip(refs, self._results(reply), strict=True))
 
-    def move(
-        self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, SessionRef]]], empty: Sequence[SessionRef]
-    ) -> list[SessionRef]:
-        """Move partitions that have been read to other workers; return the sessions that received them.
+    def move(self, batch: str, plan: bytes, moves: Mapping[str, Sequence[tuple[int, SessionRef]]]) -> dict[str, SessionRef]:
+        """Move partitions that have been read to other workers; return the sessions that received them, by worker.
 
-        moves : {new owner: (partition, old owner) pairs}; empty : the sessions that have no partition of the batch afterwards.
+        moves : {new owner: (partition, old owner) pairs}.
 
         Raises
         ------
         LostWorkers
             When some of them are lost; some of the moves may have been made.
         """
-        reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, empty=list(empty), lost=self.lost_sessions)
-        return self._results(reply)
+        workers = sorted({*moves, *(giver.worker for pairs in moves.values() for _, giver in pairs)})
+        reply = self._call("dboost_sessions", workers=workers, lost=self.lost_sessions)
+        sessions = {ref.worker: ref for ref in session_refs(reply["sessions"])}
+        takers = {sessions[worker]: pack((batch, pairs, plan)) for worker, pairs in moves.items()}
+        self._ask(list(takers), TAKE_PARTITIONS, list(takers.values()))
+        return sessions
 
     def grow_trees(
         self, refs: Sequence[SessionRef], order: GrowOrder, rows_of: Mapping[SessionRef, int]

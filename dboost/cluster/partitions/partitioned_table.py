@@ -481,16 +481,17 @@ class PartitionedTable:
         if not calls:
             return owners
         try:
-            # Owners that have given away all of their partitions would keep them until the fit ends.
-            kept = {owners[i] for i in owners if i not in moves}
-            empty = sorted({owners[i] for i in moves} - kept - {ref for ref in owners.values() if ref.worker in calls})
-            takers = self.connection.move(batch, self.source.packed(self.plan()), calls, empty)
+            sessions = self.connection.move(batch, self.source.packed(self.plan()), calls)
         except LostWorkers:  # during the moves: the whole batch is read again, under another name
             self.connection.remove_unresponsive()  # an unresponsive worker must not receive the same partitions again
             self.connection.discard(batch)
             raise
-        sessions = {ref.worker: ref for ref in takers}
-        return owners | {i: sessions[taker] for i, taker in moves.items()}
+        after = owners | {i: sessions[taker] for i, taker in moves.items()}
+        # Owners that have given away all of their partitions would keep them until the fit ends.
+        empty = {ref.worker for ref in owners.values()} - {ref.worker for ref in after.values()}
+        if empty:
+            self.connection.discard(batch, sorted(empty))
+        return after
 
     def _held_rows(self, n_threads: Mapping[str, int]) -> dict[str, int]:
         """Return the rows of each worker; those of a trainer count for all workers of its host, whose threads it uses."""

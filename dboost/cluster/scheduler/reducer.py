@@ -47,9 +47,6 @@ from dboost.cluster.transport.messages import (
     ON_LINE,
     READING,
     SILENT,
-    STALE,
-    UNKNOWN,
-    Failures,
     FitCancelled,
     LostWorkers,
     Timing,
@@ -122,7 +119,7 @@ class Reducer(SchedulerPlugin):
                 "dboost_need": self.need_workers,
                 "dboost_line": self.line,
                 "adaptive_target": self.adaptive_target,
-                "dboost_move": self.move,
+                "dboost_sessions": self.sessions,
                 "dboost_abandon": self.abandon,
                 "dboost_remove_unresponsive": self.remove_unresponsive,
                 "dboost_end": self.end_fit,
@@ -165,19 +162,21 @@ class Reducer(SchedulerPlugin):
             self._fits[fit].n_workers_needed = n_workers
         return {"status": OK}
 
-    async def move(
-        self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], empty: Sequence[Any], lost: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """Move partitions.
+    async def sessions(self, fit: str, workers: Sequence[str], lost: Sequence[str]) -> dict[str, Any]:
+        """Return the sessions of workers, which the fit waits for from now on; a worker without one makes it.
 
-        moves : {new owner: (partition, old owner) pairs}; empty : sessions that have given away all of theirs, and release the
-        batch without being waited for; lost : names of lost sessions.
+        lost : names of lost sessions.
         """
-        reply = await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
-        if reply["status"] == OK:
-            for ref in session_refs(empty):
-                self._run_in_background(self._discard(ref.worker, fit, batch))
-        return reply
+        try:
+            self._use(self._fit(fit), [SessionRef(worker, "") for worker in workers])
+            names = await asyncio.gather(*(self._session_of(fit, worker, lost) for worker in workers))
+            silent = [worker for worker, name in zip(workers, names, strict=True) if name is None]
+            if silent:
+                await self._remove_unresponsive(silent)
+                raise LostWorkers([SessionRef(worker, "") for worker in silent])
+        except Exception as error:
+            return _reply_of(error)
+        return {"status": OK, "sessions": list(zip(workers, names, strict=True))}
 
     async def line(self, comm: Any, fit: str) -> Any:
         """Open a line to the client: the thread of the fit answers its calls of `_ask` and `_grow` there."""
@@ -284,7 +283,7 @@ class Reducer(SchedulerPlugin):
             if worker in fit.workers:
                 self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
                 fit.workers = fit.workers - {worker}
-                fit.wake()
+                fit.calls.wake()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for name, fit in list(self._fits.items()):
@@ -388,12 +387,6 @@ class Reducer(SchedulerPlugin):
 
     # Implementation.
 
-    async def _outcome(self, work: Any) -> dict[str, Any]:
-        try:
-            return {"status": OK, **await work}
-        except Exception as error:
-            return _reply_of(error)
-
     def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
         fit, branches = self._called(name, refs)
@@ -405,67 +398,15 @@ class Reducer(SchedulerPlugin):
         lost = [fit.lost_readers.popleft() for _ in range(len(fit.lost_readers))]
         return reply | {"lost_readers": lost} if lost else reply
 
-    async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any], lost: list[str]) -> dict[str, Any]:
-        def call(ref: SessionRef) -> Any:
-            rpc = self._scheduler.rpc(ref.worker)
-            return rpc.dboost_take(fit=name, batch=batch, plan=plan, moves=moves[ref.worker], lost=lost)
-
-        if name in self._fits:  # the fit waits for the previous owners, too
-            fit = self._fits[name]
-            fit.workers = fit.workers.union(worker for pairs in moves.values() for _, (worker, _) in pairs)
-        takers = [SessionRef(worker, "") for worker in moves]  # a worker without a session creates it now
-        results = await self._fan_out(name, takers, call)
-        return {"results": [results[ref] for ref in takers], "workers": self._identities()}
-
     def _identities(self) -> list[tuple[str, str]]:
         """Return address and Dask's server id of every worker process; a worker restarted at the same address has a new id."""
         return [(address, str(state.server_id)) for address, state in list(self._scheduler.workers.items())]
-
-    async def _fan_out(
-        self, name: str, refs: Sequence[SessionRef], call: Callable[[SessionRef], Any]
-    ) -> dict[SessionRef, bytes]:
-        """Call sessions and return their packed results. call : makes the call of one session."""
-        fit = self._fit(name)
-        self._use(fit, refs)
-        calls: dict[SessionRef, asyncio.Future[bytes]] = {ref: asyncio.ensure_future(result_of(ref, call(ref))) for ref in refs}
-        try:
-            await self._wait(name, fit, calls)
-            return {ref: call.result() for ref, call in calls.items()}
-        finally:
-            for waiting in calls.values():
-                abandon(waiting)
-
-    async def _wait(self, name: str, fit: Fit, calls: dict[SessionRef, asyncio.Future[bytes]]) -> None:
-        """Wait until all calls have ended; see `cluster.transport.messages.Failures` for what is raised."""
-        while True:
-            failures = Failures()
-            pending = {ref: call for ref, call in calls.items() if not call.done()}
-            silent = bool(pending) and await wait_for_replies(fit, list(pending.values()))
-            if fit.cancelled:
-                raise FitCancelled
-            lost = [ref for ref in calls if ref.worker not in self._scheduler.workers]
-            lost += [ref for call in calls.values() for ref in lost_sessions_of(call) if ref not in lost]
-            if lost:
-                raise LostWorkers(lost)
-            for call in calls.values():
-                if call.done():
-                    try:
-                        call.result()
-                    except WorkerFailed as failed:
-                        failures.note(failed)
-            if not pending:
-                failures.check()
-                return
-            if silent:
-                lost = await self._lost_among(name, [ref for ref, call in pending.items() if not call.done()])
-                if lost:
-                    raise LostWorkers(lost)
 
     async def _lost_among(self, name: str, silent: Sequence[SessionRef]) -> list[SessionRef]:
         """Remove workers that do not answer pings; return the lost sessions among those that have not answered."""
         hung = set(await self._remove_unresponsive([ref.worker for ref in silent]))
         # A worker that was restarted at the same address answers pings, but has no such session.
-        unknown = [ref for ref in silent if ref.session and ref.worker not in hung and not await self._has(name, ref)]
+        unknown = [ref for ref in silent if ref.worker not in hung and not await self._has(name, ref)]
         return [ref for ref in silent if ref.worker in hung] + unknown
 
     async def _remove_unresponsive(self, addresses: Sequence[str]) -> list[str]:
@@ -520,6 +461,14 @@ class Reducer(SchedulerPlugin):
                     break
                 await asyncio.sleep(_PING_INTERVAL)
         return SILENT, None, None, None
+
+    async def _session_of(self, name: str, address: str, lost: Sequence[str]) -> str | None:
+        """Return the name of a worker's session; None without an answer."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            rpc = self._scheduler.rpc(address)
+            reply = await asyncio.wait_for(rpc.dboost_session(fit=name, lost=lost), liveness_timeout())
+            return None if reply is None else reply.get("session")
+        return None
 
     async def _has(self, name: str, ref: SessionRef) -> bool:
         """Return whether a worker has a session; True without an answer."""
@@ -637,25 +586,14 @@ class Fit:
     #: Address and number of partitions of each worker that was lost before the fit had called it; the next reply to the client
     #: carries them.
     lost_readers: deque[tuple[str, int]] = field(default_factory=deque)
-    cancelled: bool = False
     n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins
-    #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
-    #: liveness timeout expired.
-    waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)
     rounds: SessionRounds = field(default_factory=SessionRounds)
     client_line: Line | None = None  # on which the client calls `_ask` and `_grow`
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 
-    def wake(self) -> None:
-        """Interrupt calls that wait for workers, because the fit changed."""
-        for ended in self.waiting_calls:
-            _wake(ended)
-        self.calls.wake()
-
     def end(self) -> None:
         """Cancel a running call, and release lines and thread after it."""
-        self.cancelled = True
-        self.wake()
+        self.calls.wake()
         if self.client_line is not None:
             self.client_line.shut_down()
         self.thread.submit(self.calls.close)
@@ -672,71 +610,3 @@ def _reply_of(error: Exception) -> dict[str, Any]:
     if isinstance(error, FitCancelled):
         return {"status": CANCELLED}
     return {"status": FAILED, "worker": None, "error": pack_error(error)}
-
-
-async def result_of(ref: SessionRef, call: Any) -> bytes:
-    """Return a worker's packed result.
-
-    Raises
-    ------
-    LostWorkers
-        When the session, or another one that it called, is lost.
-    WorkerFailed
-        When the call raised an error.
-    """
-    try:
-        reply = await call
-    except OSError as error:  # the connection broke; Dask may not have removed the worker yet
-        raise LostWorkers([ref]) from error
-    if reply is None or reply["status"] in (UNKNOWN, STALE):
-        raise LostWorkers([ref])
-    if reply["status"] == LOST:  # it could not reach another worker
-        raise LostWorkers(session_refs(reply["sessions"]))
-    if reply["status"] == FAILED:
-        raise WorkerFailed(ref.worker, reply["error"])
-    return reply["result"]
-
-
-async def wait_for_replies(fit: Fit, calls: Sequence[asyncio.Future[bytes]]) -> bool:
-    """Wait until all calls have succeeded, one failed, the fit changed, or the liveness timeout expired.
-
-    Return whether the timeout expired.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[bool] = loop.create_future()
-    fit.waiting_calls.add(ended)
-    timer = loop.call_later(liveness_timeout(), _wake, ended, True)
-    n_left = len(calls)
-
-    def note_reply(call: asyncio.Future[bytes]) -> None:
-        nonlocal n_left
-        n_left -= 1
-        if n_left == 0 or call.cancelled() or call.exception() is not None:
-            _wake(ended)
-
-    for call in calls:
-        call.add_done_callback(note_reply)
-    try:
-        return await ended
-    finally:
-        fit.waiting_calls.discard(ended)
-        timer.cancel()
-        for call in calls:
-            call.remove_done_callback(note_reply)
-
-
-def _wake(ended: asyncio.Future[bool], silent: bool = False) -> None:
-    if not ended.done():
-        ended.set_result(silent)
-
-
-def lost_sessions_of(call: asyncio.Future[bytes]) -> list[SessionRef]:
-    """Return the sessions that a completed call reports as lost."""
-    error = None if not call.done() or call.cancelled() else call.exception()
-    return error.sessions if isinstance(error, LostWorkers) else []
-
-
-def abandon(future: asyncio.Future[Any]) -> None:
-    """Cancel a future and retrieve its exception, so that asyncio does not log it."""
-    future.cancel()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())

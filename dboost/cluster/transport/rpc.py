@@ -140,8 +140,10 @@ Result = TypeVar("Result")
 
 #: A round whose histograms sessions exchange, see `feature_exchange`. The message is a `SliceRound`.
 EXCHANGE_ROUND = "exchange_round"
+#: A session takes over partitions that others have read, see `cluster.worker.worker_plugin`.
+TAKE_PARTITIONS = "take_partitions"
 #: Numbers of methods and statuses in the headers of messages.
-METHODS = sorted({*SESSION_METHODS, EXCHANGE_ROUND})
+METHODS = sorted({*SESSION_METHODS, EXCHANGE_ROUND, TAKE_PARTITIONS})
 STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
 
 #: Seconds between two checks whether the event loop still runs.

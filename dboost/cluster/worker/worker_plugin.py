@@ -10,8 +10,8 @@ for the one that had the rows.
 
 **Moves of partitions** between workers, after reading and before they become shards (see `cluster.partitions.rebalance`): the
 receiving worker fetches a partition over Dask's connections and stores it as if it had read it: plain columns with their own
-categories, target, weight and offset; in several slices if a memory limit divided it. Packing and storing run in threads of the
-worker plugin. The sender drops moved partitions when it receives the final list of its partitions (`Session.scan_partitions`).
+categories, target, weight and offset; in several slices if a memory limit divided it. The sender drops moved partitions when it
+receives the final list of its partitions (`Session.scan_partitions`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from dboost.cluster.transport.messages import (
     pack,
     pack_error,
 )
-from dboost.cluster.transport.peer_messages import SLICE, Inbox, Peers
+from dboost.cluster.transport.peer_messages import SLICE, Execute, Inbox, Peers
 from dboost.cluster.transport.rpc import (
     EXCHANGE_ROUND,
     METHODS,
     STATUSES,
+    TAKE_PARTITIONS,
     Relay,
     open_worker_line,
     run_on,
@@ -81,73 +82,85 @@ class PartitionMover:
     worker : distributed.Worker
     plugin : DBoostWorkerPlugin
     pool : Executor
-        Threads for packing and storing.
+        Threads for packing.
     """
 
     def __init__(self, worker: Worker, plugin: Any, pool: Executor) -> None:
         self._worker, self._plugin, self._pool = worker, plugin, pool
         self._loop = asyncio.get_running_loop()
-        #: Sessions that could not be reached when a task asked for their partitions.
+        #: Sessions of other workers that could not be reached, or no longer had a partition.
         self._gone: set[SessionRef] = set()
-        worker.handlers.update({"dboost_give": self.give, "dboost_take": self.take})
+        worker.handlers["dboost_give"] = self.give
 
     async def give(self, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
         """Return a slice of a partition that this worker has read."""
-        worker_session = self._plugin.known(fit, session)
-        if worker_session is None:
-            return {"status": UNKNOWN}
-        content = await self._in_thread(_packed_slice, worker_session, batch, partition, number)
-        return {"status": UNKNOWN} if content is None else {"status": OK, "content": content[0], "more": content[1]}
+        owner = SessionRef(self._worker.address, session)
 
-    async def take(
-        self, fit: str, batch: str, plan: bytes, moves: Sequence[Sequence[Any]], lost: Sequence[str]
-    ) -> dict[str, Any]:
-        """Fetch partitions one after the other; the result is the session that received them.
+        def packed_slice() -> dict[str, Any]:
+            answer = self._slice(owner, fit, batch, partition, number)
+            return {"status": UNKNOWN} if answer is None else {"status": OK, "content": pack(answer[0]), "more": answer[1]}
 
-        moves : (partition, old owner) pairs; plan : as packed for the read tasks; lost : names of lost sessions.
+        return await self._loop.run_in_executor(self._pool, packed_slice)
+
+    def take(self, fit: str, arguments: bytes | memoryview, execute: Execute) -> tuple[str, Any]:
+        """Fetch partitions one after the other for a session; return the status, and the packed answer or error.
+
+        arguments : packed batch, (partition, old owner) pairs, and plan as packed for the read tasks.
         """
-        worker_session = self._plugin.worker_session(fit, lost)
-        for partition, pair in moves:
-            giver = SessionRef(*pair)
-            for number in count():
-                try:
-                    reply = await self._fetch(giver, fit, batch, partition, number)
-                except (TimeoutError, OSError):
-                    return {"status": LOST, "sessions": [giver]}
-                if reply is None or reply["status"] != OK:
-                    return {"status": LOST, "sessions": [giver]}
-                try:
-                    await self._in_thread(_take_slice, worker_session, batch, partition, plan, reply["content"], number)
-                except Exception as error:  # such as a partition that does not match those that are here
-                    return {"status": FAILED, "error": pack_error(error)}
-                if not reply["more"]:
-                    break
-        return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.id))}
+        batch, moves, plan = unpack(arguments)
+        try:
+            for partition, giver in moves:
+                for number, chunk in enumerate(self._slices(giver, fit, batch, partition)):
+                    status, answer = execute(_take_slice, (batch, partition, plan, chunk, number))
+                    if status != OK:  # such as for a partition that does not match those that are here
+                        return status, answer
+        except LostWorkers as lost:
+            return LOST, pack_round(lost.sessions)
+        return OK, pack_round(None)
 
     def slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
         """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
-        if owner.worker == self._worker.address:
-            worker_session = self._plugin.known(fit, owner.session)
-            try:
-                return None if worker_session is None else list(_slices(worker_session, batch, partition))
-            except MissingPartitions:
-                return None
-        if owner in self._gone:
+        try:
+            return list(self._slices(owner, fit, batch, partition))
+        except LostWorkers:
             return None
-        chunks: list[Chunk] = []
+
+    def _slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> Iterator[Chunk]:
+        """Yield the slices of a partition that a session of any worker has read.
+
+        Raises
+        ------
+        LostWorkers
+            When it is gone.
+        """
+        get = self._slice if owner.worker == self._worker.address else self._fetched
         for number in count():
-            fetching = self._fetch(owner, fit, batch, partition, number)
-            try:
-                reply = asyncio.run_coroutine_threadsafe(fetching, self._loop).result()
-            except (TimeoutError, OSError):
-                reply = None
-            if reply is None or reply["status"] != OK:
-                self._gone.add(owner)
-                return None
-            chunks.append(unpack(reply["content"]))
-            if not reply["more"]:
-                return chunks
-        raise AssertionError
+            answer = get(owner, fit, batch, partition, number)
+            if answer is None:
+                raise LostWorkers([owner])
+            chunk, more = answer
+            yield chunk
+            if not more:
+                return
+
+    def _slice(self, owner: SessionRef, fit: str, batch: str, partition: int, number: int) -> tuple[Chunk, bool] | None:
+        """Return a slice that a session of this worker has read, and whether there are more; None if it is gone."""
+        session = self._plugin.known(fit, owner.session)
+        try:
+            return None if session is None else session.loading.batch(batch).give(partition, number)
+        except MissingPartitions:
+            return None
+
+    def _fetched(self, owner: SessionRef, fit: str, batch: str, partition: int, number: int) -> tuple[Chunk, bool] | None:
+        """Return what `_slice` does, of a session of another worker."""
+        reply = None
+        if owner not in self._gone:
+            with suppress(TimeoutError, OSError):
+                reply = run_on(self._loop, self._fetch(owner, fit, batch, partition, number))
+        if reply is None or reply["status"] != OK:
+            self._gone.add(owner)
+            return None
+        return unpack(reply["content"]), reply["more"]
 
     async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
         """Return the sender's reply. While there is none, ping the sender: it may hang although its connection is open."""
@@ -161,32 +174,11 @@ class PartitionMover:
         finally:
             call.cancel()
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
-
-def _packed_slice(worker_session: Session, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
-    try:
-        chunk, more = worker_session.loading.batch(batch).give(partition, number)
-    except MissingPartitions:
-        return None
-    return pack(chunk), more
-
-
-def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chunk]:
-    """Yield the slices of a partition that this worker has read."""
-    for number in count():
-        chunk, more = worker_session.loading.batch(batch).give(partition, number)
-        yield chunk
-        if not more:
-            return
-
-
-def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
+def _take_slice(session: Session, batch: str, partition: int, plan: bytes, chunk: Chunk, number: int) -> None:
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
-    partitions = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads)
-    partitions.take_slice(partition, unpack(content), number)
+    session.loading.open(batch, how, budget, whole, session.n_threads).take_slice(partition, chunk, number)
 
 
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
@@ -236,6 +228,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             {
                 "dboost_ping": self.ping,
                 "dboost_has": self.has,
+                "dboost_session": self.session,
                 "dboost_line": self.line,
                 "dboost_release": self.release,
                 "dboost_discard": self.discard,
@@ -266,6 +259,10 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def has(self, fit: str, session: str) -> dict[str, Any]:
         """Return whether this worker has a session."""
         return {"status": OK, "has": self.known(fit, session) is not None}
+
+    def session(self, fit: str, lost: Sequence[str]) -> dict[str, Any]:
+        """Return the name of this worker's session of a fit; see `worker_session`."""
+        return {"status": OK, "session": self.worker_session(fit, lost).id}
 
     def worker_session(self, fit: str, lost: Collection[str] = ()) -> Session:
         """Return this worker's session of a fit; create it at the first call. lost : names of lost sessions."""
@@ -403,6 +400,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         def swap(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
             return self._swap(fit, ref, number, stage, messages, n_wanted, relay)
 
+        if method == TAKE_PARTITIONS:
+            return self.mover.take(fit, arguments, execute)
         if method == EXCHANGE_ROUND:
             with self._lock:
                 if self.known(fit, session) is None:
