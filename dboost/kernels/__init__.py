@@ -9,7 +9,7 @@ release the lock.
 (`pipeline`). Kernels that only other kernels call are `internal`: they have no code that converts Python's arguments, which
 is the larger part of a small kernel (calling one from Python ends the process), and no machine code of their own
 (`internal_code`). Records of arrays are looped over rather than assigned by slices. Kernels take related arguments as records
-(`NamedTuple`), whose fields Numba passes one by one. At most three values are assigned at a time, as Numba makes tuples of
+(`NamedTuple`), large ones by their address (`records`). At most three values are assigned at a time, as Numba makes tuples of
 more. Types are inferred again until none changes, so a variable that changes in a loop starts with its final type: ``I(-1)``,
 since -1 is of another type than int64. Slices are `simd.span`, whose bounds are not tested, where they are known to be inside.
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
+from dboost.kernels.records import record
 from dboost.kernels.rows import ROUNDER
 from dboost.kernels.splits import FEATURE, SPLIT_BIN, search_bounded, search_numeric
 
@@ -116,6 +117,7 @@ def fill_tiles(codes, layout, code_row, first, last, tiles):
 I = np.int64  # noqa: E741
 
 
+@record
 class ProposalBuffers(NamedTuple):
     """Buffers for the search of one node's bins."""
 

@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
+from dboost.kernels.records import record
 from dboost.kernels.simd import prefetch, row_span, span
 
 U = np.uint64
@@ -49,6 +50,7 @@ TILE_COLUMNS = 32
 _AHEAD = 32
 
 
+@record
 class BinLayout(NamedTuple):
     """The position of each feature's codes and buckets. Columns: first those in tiles, then the 16-bit ones ("wide")."""
 
@@ -63,6 +65,7 @@ class BinLayout(NamedTuple):
     is_categorical: np.ndarray  # uint8[n_features]
 
 
+@record
 class Packing(NamedTuple):
     """The fields of a packed bucket. With two fields `row` is 0 and the mask of the count is empty."""
 
@@ -76,6 +79,7 @@ class Packing(NamedTuple):
     max_hessian: int  # largest quantised Hessian
 
 
+@record
 class HistogramRows(NamedTuple):
     """What the rows of a shard add to histograms."""
 
@@ -84,6 +88,7 @@ class HistogramRows(NamedTuple):
     repeat_count: np.ndarray  # uint8[n_rows]: how often each row counts; empty for once
 
 
+@record
 class PackedSums(NamedTuple):
     """Histograms that stay packed, as prefix sums over each feature's buckets (the sums of the left side after each bin)."""
 
@@ -91,6 +96,7 @@ class PackedSums(NamedTuple):
     counts: np.ndarray  # int64[n_slots, n_buckets]: numbers of rows; empty where they are not needed
 
 
+@record
 class Histograms(NamedTuple):
     """Histograms by slot: one of the two is None."""
 

@@ -19,6 +19,8 @@ from numba.core.compiler_machinery import FunctionPass, PassManager, register_pa
 from numba.core.consts import ConstantInference
 from numba.core.ir_utils import get_definition, guard
 
+from dboost.kernels.records import RecordType
+
 _UNNEEDED = {"InlineClosureLikes", "NopythonRewrites"}
 _TESTS = (operator.is_, operator.is_not)
 
@@ -63,6 +65,8 @@ def _type_of(state: Any, value: Any) -> Any:
         return _type_of(state, _item(state, definition))
     if isinstance(definition, ir.Expr) and definition.op == "getattr":
         record = _type_of(state, definition.value)
+        if isinstance(record, RecordType):
+            return record.type_of(definition.attr)
         fields = record.fields if isinstance(record, types.NamedTuple | types.NamedUniTuple) else ()
         if definition.attr in fields:
             return record[fields.index(definition.attr)]

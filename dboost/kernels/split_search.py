@@ -8,6 +8,7 @@ import numpy as np
 
 from dboost.kernels import internal
 from dboost.kernels.bins import ProposalBuffers, search_proposed
+from dboost.kernels.records import record
 from dboost.kernels.splits import (
     FEATURE,
     LEFT_H,
@@ -25,6 +26,7 @@ from dboost.kernels.splits import (
 I = np.int64  # noqa: E741
 
 
+@record
 class SplitSearch(NamedTuple):
     """How the splits of a tree are searched, with the scratch of one thread."""
 

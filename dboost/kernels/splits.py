@@ -49,11 +49,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
+from dboost.kernels.records import record
 from dboost.kernels.simd import bits_to_float64, float64_to_bits, span
 
 I = np.int64  # noqa: E741
 
 
+@record
 class SplitParams(NamedTuple):
     """Regularisation and limits of a split, in the units of the quantised sums of one tree."""
 
@@ -72,6 +74,7 @@ class SplitParams(NamedTuple):
     noise: float = 0.0  # Σ g² / Σ h of all rows; 0 for no limit on categories that follows from it
 
 
+@record
 class SearchScratch(NamedTuple):
     """Scratch for the search of a node."""
 

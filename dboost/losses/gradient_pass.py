@@ -20,6 +20,7 @@ from numba.extending import overload
 
 from dboost.kernels import OVERLOAD, internal, kernel
 from dboost.kernels.quantile_keys import add_influence
+from dboost.kernels.records import record
 from dboost.kernels.rows import ROUNDER64, sum_integers
 from dboost.kernels.simd import row_span, span
 
@@ -33,6 +34,7 @@ BLOCK = 1024
 LARGEST = np.float64(2.0**50)
 
 
+@record
 class GradientRows(NamedTuple):
     """The rows of a shard, for the pass that computes gradients."""
 
@@ -51,6 +53,7 @@ class GradientRows(NamedTuple):
     hessian_bits: np.ndarray
 
 
+@record
 class PassScratch(NamedTuple):
     """Scratch of one thread."""
 
@@ -63,6 +66,7 @@ def new_pass_scratch(n_rows: int = BLOCK) -> PassScratch:
     return PassScratch(np.empty((3, n_rows)), np.empty(n_rows, np.float32))
 
 
+@record
 class PassTotals(NamedTuple):
     """What a pass adds up."""
 
@@ -72,6 +76,7 @@ class PassTotals(NamedTuple):
     maxima: np.ndarray
 
 
+@record
 class InfluencePass(NamedTuple):
     """What a pass notes for influence trimming, by output (see `kernels.quantile_keys.add_influence`)."""
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from dboost.kernels import internal, kernel
 from dboost.kernels.histograms import BinLayout, Histograms, PackedSums, subtract
+from dboost.kernels.records import record
 from dboost.kernels.rows import splitmix
 from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE, SPLIT_SIZE, clear_split, new_search_scratch
@@ -34,6 +35,7 @@ from dboost.trees.tree_task import FeatureConstraints, TreeTask, child_stats, ga
 U = np.uint64
 
 
+@record
 class FeaturePaths(NamedTuple):
     """Path hash and active groups of each node of a growing tree."""
 
@@ -124,6 +126,7 @@ class SiblingPair(NamedTuple):
     open: np.ndarray | None = None
 
 
+@record
 class PairArrays(NamedTuple):
     """The pairs of one search, and what is found for the small (0) and the large (1) child of each."""
 

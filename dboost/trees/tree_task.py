@@ -17,6 +17,7 @@ import numpy as np
 
 from dboost.kernels import internal
 from dboost.kernels.histograms import Packing, rows_in_32_bits
+from dboost.kernels.records import record
 from dboost.kernels.splits import (
     FEATURE,
     LEFT_G,
@@ -39,6 +40,7 @@ BEST_FIRST, DEPTH_WISE, ANY_ORDER = 0, 1, 2
 _UNLIMITED_DEPTH = 1 << 30
 
 
+@record
 class GrowthPolicy(NamedTuple):
     """The limits of a tree and the order in which its leaves are split."""
 
@@ -58,6 +60,7 @@ class GrowthPolicy(NamedTuple):
         return cls(leaves, depth, BEST_FIRST if parameters.growth == "best_first" else DEPTH_WISE)
 
 
+@record
 class NodeArrays(NamedTuple):
     """Arrays over the node numbers of a growing tree."""
 
@@ -187,6 +190,7 @@ def child_stats(total, best, limits, direction, left, right):
                 left[3] = right[4] = middle
 
 
+@record
 class FeatureConstraints(NamedTuple):
     """Interaction constraints and feature sampling of a tree, see `trees.split_finder`."""
 

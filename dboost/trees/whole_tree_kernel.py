@@ -18,8 +18,8 @@ How the threads divide the work:
 Every thread keeps its own copy of the node arrays and takes the same decisions from the same numbers, which costs less than
 communication.
 
-The loop is one long function on purpose: its steps share some forty arrays, and as functions they took a fifth more time to
-compile on a new machine. What runs once for a tree, or only for trees that exclude rows, has functions of its own.
+A phase ends where the threads wait for each other (`_meet`). Phases share one record (`Growth`), which is passed by its address
+(`kernels.records`), and what changes while a tree grows is in its arrays.
 """
 
 from __future__ import annotations
@@ -29,13 +29,22 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import internal, kernel
-from dboost.kernels.histograms import HistogramRows, Packing, add, add_records, flush, subtract
+from dboost.kernels.histograms import BinLayout, HistogramRows, Histograms, Packing, add, add_records, flush, subtract
+from dboost.kernels.records import record
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier, row_span
-from dboost.kernels.split_search import mark_codes, search_feature
+from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import FEATURE, SCORE, beats, clear_split
-from dboost.trees.split_finder import extend_path, init_path, mark_allowed_features
-from dboost.trees.tree_task import FeatureConstraints, GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
+from dboost.trees.split_finder import FeaturePaths, extend_path, init_path, mark_allowed_features
+from dboost.trees.tree_task import (
+    FeatureConstraints,
+    GrowthPolicy,
+    NodeArrays,
+    apply_split,
+    init_root,
+    select_leaf,
+    set_best_split,
+)
 
 I = np.int64  # noqa: E741
 
@@ -43,6 +52,7 @@ I = np.int64  # noqa: E741
 EXCLUDED_FRACTION = 5
 
 
+@record
 class TreeRows(NamedTuple):
     """The rows of a shard, for one tree."""
 
@@ -56,6 +66,7 @@ class TreeRows(NamedTuple):
     leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
 
 
+@record
 class WholeTreeTask(NamedTuple):
     """How one tree is grown: the part of `trees.tree_task.TreeTask` that the kernel reads."""
 
@@ -68,6 +79,7 @@ class WholeTreeTask(NamedTuple):
     has_root: bool  # whether the first slot of the packed histograms holds the root's
 
 
+@record
 class TeamBuffers(NamedTuple):
     """Buffers that are visible to all P threads; they live as long as the fit."""
 
@@ -85,6 +97,7 @@ class TeamBuffers(NamedTuple):
     units: np.ndarray  # int64[n_units + 1]: first column of each unit of work (a tile, or a wide column)
 
 
+@record
 class ThreadScratch(NamedTuple):
     """One thread's scratch."""
 
@@ -98,323 +111,425 @@ class ThreadScratch(NamedTuple):
     leaf_sums: np.ndarray  # float64[max_leaves, 2]
     stack: np.ndarray  # int64[max_leaves + 1]
     total: np.ndarray  # float64[3]
+    state: np.ndarray  # int64[STATE_SIZE]: what changes from phase to phase, see below
+
+
+#: Fields of a thread's state: the numbers of nodes and of unused slots; the epoch of the barrier; which of the two rows of
+#: `TeamBuffers.counts` is next; the first of the two newest nodes; of these the one whose rows are added up, and the one
+#: that is the rest of the parent (-1 for the root, and at the end); whether excluded rows are routed along.
+N_NODES, N_FREE, EPOCH, PARITY, LEFT, SMALL, LARGE, ROUTES_EXCLUDED = range(8)
+STATE_SIZE = 8
+
+
+@record
+class Growth(NamedTuple):
+    """The arguments of all phases. The branches of fields that are None are pruned (`kernels.pipeline`)."""
+
+    thread: int
+    rows: TreeRows
+    layout: BinLayout
+    task: WholeTreeTask
+    team: TeamBuffers
+    scratch: ThreadScratch
+    nodes: NodeArrays  # this thread's copy
+    paths: FeaturePaths | None  # with constraints
+    search: SplitSearch
+    #: Of open leaves, and behind them in narrow tables of what each thread has flushed.
+    histograms: Histograms
 
 
 @kernel
-def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, search, histograms):
-    """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
-
-    rows : TreeRows; layout : BinLayout; task : WholeTreeTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch;
-    nodes : NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; search :
-    SplitSearch, with this thread's scratch; histograms : Histograms of open leaves, and behind them in narrow tables of what
-    each thread has flushed.
-    The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
-    """
-    codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes
-    gradient, hessian, wide_codes = rows.gradient, rows.hessian, histogram_rows.wide
-    sampled, influence = rows.sampled, rows.influence
-    packing, policy = task.packing, task.policy
-    scales, allowed = task.scales, task.allowed
-    constraints, limits, direction = task.constraints, search.limits, search.direction
-    slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
-    begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
-    order, goes_left = search.scratch.order, thread_scratch.goes_left
-    total, control, by_unit = thread_scratch.total, team_buffers.control, team_buffers.by_unit
-    records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
-    counts, all_best, left_codes = team_buffers.counts, team_buffers.best, team_buffers.left_codes
-    flushed_of, rows_of, units = team_buffers.flushed, team_buffers.n_rows, team_buffers.units
-    offset, first_of, features = layout.offset, layout.first, layout.features
-    start_of, is_category, bins_of = layout.start, layout.is_categorical, layout.n_bins
-    total_of, gain_of = nodes.total, nodes.gain
-    child_of, depth_of = nodes.child, nodes.depth
-    missing_left_of, feature_of = nodes.missing_left, nodes.feature
-
-    n_threads = starts.size - 1
-    n_rows = starts[n_threads]
-    n_columns = first_of.size - 1
-    packed = all_packed[thread]
-    n_free = free.size
-    for k in range(n_free):
-        free[k] = n_free - 1 - k
-    last_node = 2 * policy.max_leaves - 1
-    n_units = units.size - 1
-    # Columns that this thread reduces and searches in a narrow table.
-    my_first, my_last = n_columns * thread // n_threads, n_columns * (thread + 1) // n_threads
-    my_columns = (my_first, my_last)
-    epoch, parity = I(0), I(0)
-
-    # The root: no rows have been routed yet, all of them belong to the smaller "child".
-    n_nodes, left = I(1), I(0)
-    small, large = I(0), I(-1)
-    for q in range(n_threads):
-        begins[0, q] = starts[q]
-        ends[0, q] = starts[q + 1]
-    side_of[0] = 0
-    n_free -= 1
-    slot[0] = free[n_free]
-    rows_of[0] = n_rows
-    # A few excluded rows are routed along with the others; many of them are assigned to leaves after the tree is grown.
-    route_excluded = False
-    if influence is not None:
-        excluded[0, 0] = _quantise_kept(thread, rows, task, team_buffers)
-        excluded[0, 1] = starts[thread + 1]
-        counts[parity, thread] = excluded[0, 0]
-        epoch = barrier(control, n_threads, epoch)
-        if epoch < 0:
-            return I(-1)
-        n_kept = I(0)
-        for q in range(n_threads):
-            ends[0, q] = counts[parity, q]
-            n_kept += ends[0, q] - starts[q]
-        parity = 1 - parity
-        rows_of[0] = n_kept
-        route_excluded = EXCLUDED_FRACTION * (n_rows - n_kept) <= n_rows
-    if constraints is not None:
-        init_path(constraints, paths)
-        mark_allowed_features(constraints, allowed, paths, I(0), I(0))
-
-    while True:
-        # The root's rows are quantised first; in a narrow table piece by piece, just before they are added up.
-        quantised, is_known = large >= 0 or influence is not None, large < 0 and task.has_root
-        if not quantised and (by_unit or is_known):
-            at = starts[thread]
-            for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
-                last = first + STRIPE if first + STRIPE < n_rows else n_rows
-                quantise(gradient, hessian, sampled, scales, first, last, row_span(records, 0, at, at + last - first))
-                at += last - first
-            epoch = barrier(control, n_threads, epoch)
-            if epoch < 0:
-                return I(-1)
-            quantised = True
-
-        # Add up the smaller child: one pass over this thread's rows for all columns, or over all rows for each of its units.
-        side = side_of[small]
-        n_passes = I(0) if is_known else n_units if by_unit else I(1)
-        for unit in range(thread if by_unit else I(0), n_passes, n_threads if by_unit else I(1)):
-            first_column = units[unit] if by_unit else I(0)
-            last_column = units[unit + 1] if by_unit else I(n_columns)
-            columns = (first_column, last_column)
-            base = start_of[first_column]
-            n_words = start_of[last_column] - base
-            for k in range(n_words):
-                packed[k] = 0
-            # Packed buckets without counts never overflow (`TreeTask.can_stay_packed`).
-            into = slot[small] if by_unit else free.size + thread
-            pending, flushed = I(0), I(0)
-            for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
-                begin, end = begins[small, q], ends[small, q]
-                first = thread * STRIPE
-                step = I(n_rows) if quantised else I(STRIPE)
-                for s in range(begin, end, step):
-                    n = step if s + step < end else end - s
-                    piece = row_span(records, side, s, s + n)
-                    if not quantised:
-                        quantise(gradient, hessian, sampled, scales, first, first + n, piece)
-                        first += n_threads * STRIPE
-                    pending, flushed = add_records(
-                        histogram_rows, piece, layout, packing, columns, packed, histograms, into, (pending, flushed), order
-                    )
-            if not by_unit:
-                flushed_of[thread] = flushed
-                break
-            flush(layout, packing, columns, base, packed, histograms, slot[small], flushed == 0, order)
-        if not by_unit:
-            epoch = barrier(control, n_threads, epoch)
-            if epoch < 0:
-                return I(-1)
-
-        # Reduce over threads, subtract from the parent, search. The root's sums are known only after its reduction.
-        clear_split(all_best[thread, 0])
-        clear_split(all_best[thread, 1])
-        if not (by_unit or is_known):
-            for q in range(n_threads):
-                flush(layout, packing, my_columns, I(0), all_packed[q], histograms, slot[small], q == 0, order)
-                if flushed_of[q] != 0:
-                    add(layout, my_columns, histograms, slot[small], free.size + q)
-        if large < 0:
-            epoch = barrier(control, n_threads, epoch)
-            if epoch < 0:
-                return I(-1)
-            _sum_root(histograms, slot[small], offset[1], total)
-            init_root(nodes, total)
-        for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
-            first_column = units[unit] if by_unit else I(unit)
-            last_column = units[unit + 1] if by_unit else I(unit + 1)
-            for k in range(first_of[first_column], first_of[last_column]):
-                feature = features[k]
-                start, stop = offset[feature], offset[feature + 1]
-                if large >= 0:
-                    subtract(histograms, slot[large], slot[small], start, stop)
-                if not allowed[feature]:
-                    continue
-                for child in range(left, n_nodes):
-                    if constraints is not None:
-                        if paths.open[child - left, feature] == 0:
-                            continue
-                    best = all_best[thread, child - left]
-                    search_feature(histograms, slot[child], start, layout, feature, total_of[child], search, best)
-        epoch = barrier(control, n_threads, epoch)
-        if epoch < 0:
-            return I(-1)
-        for child in range(left, n_nodes):
-            # The best over threads: highest score, then lowest feature.
-            chosen = I(0)
-            for q in range(1, n_threads):
-                best = all_best[q, child - left]
-                if beats(best[SCORE], best[FEATURE], all_best[chosen, child - left]):
-                    chosen = I(q)
-            set_best_split(nodes, child, all_best[chosen, child - left], limits)
-            if gain_of[child] <= 0.0:
-                free[n_free] = slot[child]
-                n_free += 1
-
-        # Split leaves until there is one whose children need histograms. (`all_best` is written again only after the barrier
-        # of the next split, when all threads have read it.)
-        large = I(-1)
-        while n_nodes < last_node and large < 0:
-            node = select_leaf(nodes, n_nodes, policy)
-            if node < 0:
-                break
-            left = n_nodes
-            right = left + 1
-            apply_split(nodes, node, n_nodes, limits, direction)
-            n_nodes += 2
-            feature = feature_of[node]
-            n_bins, best, total_h = bins_of[feature], nodes.best[node], total_of[node, 1]
-            mark_codes(histograms, slot[node], offset[feature], layout, best, total_h, search, goes_left)
-            missing_left_of[node] = goes_left[n_bins]
-            if histograms.by_channel is not None:
-                if is_category[feature] != 0 and thread == 0:
-                    for code in range(n_bins + 1):
-                        left_codes[node, code] = goes_left[code]
-
-            begin, end = begins[node, thread], ends[node, thread]
-            side = side_of[node]
-            source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
-            row = code_row[feature]
-            if row < 0:
-                middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
-            else:
-                middle = begin + split_records(codes[row], goes_left, source, target)
-            counts[parity, thread] = middle
-            epoch = barrier(control, n_threads, epoch)
-            if epoch < 0:
-                return I(-1)
-            rows_left = rows_right = I(0)
-            for q in range(n_threads):
-                middle = counts[parity, q]
-                begins[left, q], ends[left, q] = begins[node, q], middle
-                begins[right, q], ends[right, q] = middle, ends[node, q]
-                rows_left += middle - begins[node, q]
-                rows_right += ends[node, q] - middle
-            parity = 1 - parity
-            side_of[left] = side_of[right] = 1 - side
-            if influence is not None:
-                if route_excluded:
-                    _split_excluded(node, left, rows, records, side, row, goes_left, excluded)
-            rows_of[left], rows_of[right] = rows_left, rows_right
-            if n_nodes < last_node and depth_of[left] < policy.max_depth:
-                small, large = (left, right) if rows_left <= rows_right else (right, left)
-                slot[large] = slot[node]
-                n_free -= 1
-                slot[small] = free[n_free]
-                if constraints is not None:
-                    for side_of_split in range(2):
-                        extend_path(constraints, paths, node, feature, left + side_of_split, side_of_split)
-                        mark_allowed_features(constraints, allowed, paths, left + side_of_split, side_of_split)
-            else:
-                # The children can only be leaves: no histograms are needed and the parent's slot is free.
-                free[n_free] = slot[node]
-                n_free += 1
-        if large < 0:
+def grow_whole_tree(growth):
+    """Grow one tree. Return the number of nodes, or -1 when the team was aborted."""
+    state = growth.scratch.state
+    goes_on = _begin_root(growth)
+    while goes_on:
+        goes_on = _add_up_smaller_child(growth) and _reduce_sums(growth) and _search_children(growth) and _split_leaves(growth)
+        if state[LARGE] < 0:
             break
-
-    _finish_leaves(thread, rows, scales, team_buffers, thread_scratch, child_of, route_excluded)
-    return n_nodes
+    if not goes_on:
+        return I(-1)
+    _number_leaves(growth)
+    return state[N_NODES]
 
 
 @internal
-def _quantise_kept(thread, rows, task, team_buffers):
-    """Quantise this thread's rows: those that take part, and behind them the excluded ones; return where these begin."""
-    records, starts = team_buffers.records, team_buffers.starts
+def _meet(growth):
+    """Wait for the other threads; return whether all of them go on."""
+    state = growth.scratch.state
+    state[EPOCH] = barrier(growth.team.control, I(growth.team.starts.size - 1), state[EPOCH])
+    return state[EPOCH] >= 0
+
+
+@internal
+def _begin_root(growth):
+    """Put all rows into the root: none have been routed yet, so they belong to its smaller "child"."""
+    task, team = growth.task, growth.team
+    scratch, state = growth.scratch, growth.scratch.state
+    starts, n_slots = team.starts, scratch.free.size
+    for k in range(n_slots):
+        scratch.free[k] = n_slots - 1 - k
+    for q in range(starts.size - 1):
+        scratch.begin[0, q] = starts[q]
+        scratch.end[0, q] = starts[q + 1]
+    scratch.side[0] = 0
+    scratch.slot[0] = scratch.free[n_slots - 1]
+    state[N_NODES], state[N_FREE], state[EPOCH] = I(1), I(n_slots - 1), I(0)
+    state[PARITY], state[LEFT], state[SMALL] = I(0), I(0), I(0)
+    state[LARGE], state[ROUTES_EXCLUDED] = I(-1), I(0)
+    team.n_rows[0] = starts[starts.size - 1]
+    if growth.rows.influence is not None:
+        if not _exclude_rows(growth):
+            return False
+    if task.constraints is not None:
+        init_path(task.constraints, growth.paths)
+        mark_allowed_features(task.constraints, task.allowed, growth.paths, I(0), I(0))
+    return True
+
+
+@internal
+def _exclude_rows(growth):
+    """Quantise the rows of sufficient influence, and put the others behind them.
+
+    A few excluded rows are routed along with the others; many of them are assigned to leaves after the tree is grown.
+    """
+    thread, rows, task = growth.thread, growth.rows, growth.task
+    team, scratch = growth.team, growth.scratch
+    starts, state, records = team.starts, scratch.state, team.records
     n_threads = starts.size - 1
     n_rows = starts[n_threads]
-    kept, spare = records[0], records[1]
     at, behind = starts[thread], starts[thread + 1] - 1
     for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
-        piece = spare[starts[thread] : starts[thread] + last - first]
+        piece = records[1, starts[thread] : starts[thread] + last - first]
         at, behind = quantise_above(
-            rows.gradient,
-            rows.hessian,
-            rows.influence,
-            task.least_influence,
-            task.scales,
-            first,
-            last,
-            (at, behind),
-            kept,
-            piece,
-        )
-    return at
+            rows.gradient, rows.hessian, rows.influence, task.least_influence, task.scales, first, last, (at, behind),
+            records[0], piece,
+        )  # fmt: skip
+    scratch.excluded[0, 0], scratch.excluded[0, 1] = at, starts[thread + 1]
+    team.counts[state[PARITY], thread] = at
+    if not _meet(growth):
+        return False
+    n_kept = I(0)
+    for q in range(n_threads):
+        scratch.end[0, q] = team.counts[state[PARITY], q]
+        n_kept += scratch.end[0, q] - starts[q]
+    state[PARITY] = 1 - state[PARITY]
+    team.n_rows[0] = n_kept
+    state[ROUTES_EXCLUDED] = I(EXCLUDED_FRACTION * (n_rows - n_kept) <= n_rows)
+    return True
 
 
 @internal
-def _split_excluded(node, left, rows, records, side, row, goes_left, excluded):
-    """Move this thread's excluded rows of a split node to its children, of which `left` is the left one."""
-    begin, end = excluded[node, 0], excluded[node, 1]
-    source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
-    if row < 0:
-        middle = begin + split_records(rows.codes.wide[-1 - row], goes_left, source, target)
-    else:
-        middle = begin + split_records(rows.narrow[row], goes_left, source, target)
-    excluded[left, 0], excluded[left, 1] = begin, middle
-    excluded[left + 1, 0], excluded[left + 1, 1] = middle, end
+def _quantise_root(growth):
+    """Quantise this thread's rows."""
+    thread, rows = growth.thread, growth.rows
+    scales, team = growth.task.scales, growth.team
+    at, n_threads = team.starts[thread], team.starts.size - 1
+    n_rows = team.starts[n_threads]
+    for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
+        last = first + STRIPE if first + STRIPE < n_rows else n_rows
+        piece = row_span(team.records, 0, at, at + last - first)
+        quantise(rows.gradient, rows.hessian, rows.sampled, scales, first, last, piece)
+        at += last - first
 
 
 @internal
-def _sum_root(histograms, slot, n_buckets, total):
-    """Write the sums over all rows to `total`: every row is in exactly one of the first feature's buckets."""
+def _add_up_smaller_child(growth):
+    """Add up the histogram of the smaller child; at the root quantise the rows."""
+    team, is_root = growth.team, growth.scratch.state[LARGE] < 0
+    is_known, quantises = is_root and growth.task.has_root, is_root and growth.rows.influence is None
+    if quantises and (team.by_unit or is_known):
+        _quantise_root(growth)
+        if not _meet(growth):
+            return False
+        quantises = False
+    if is_known:
+        return True
+    if team.by_unit:
+        _add_up_units(growth)
+        return True
+    _add_up_rows(growth, quantises)
+    return _meet(growth)
+
+
+@internal
+def _add_up_units(growth):
+    """Add up this thread's units of a wide table: one pass over all rows of the smaller child for each of them."""
+    layout, packing = growth.layout, growth.task.packing
+    team, scratch = growth.team, growth.scratch
+    small, n_threads = scratch.state[SMALL], team.starts.size - 1
+    slot, side = scratch.slot[small], scratch.side[small]
+    packed, order = team.packed[growth.thread], growth.search.scratch.order
+    for unit in range(growth.thread, team.units.size - 1, n_threads):
+        columns = (team.units[unit], team.units[unit + 1])
+        base = layout.start[columns[0]]
+        for word in range(layout.start[columns[1]] - base):
+            packed[word] = 0
+        pending, flushed = I(0), I(0)
+        for q in range(n_threads):
+            records = row_span(team.records, side, scratch.begin[small, q], scratch.end[small, q])
+            pending, flushed = add_records(
+                growth.rows.codes, records, layout, packing, columns, packed, growth.histograms, slot, (pending, flushed), order
+            )
+        flush(layout, packing, columns, base, packed, growth.histograms, slot, flushed == 0, order)
+
+
+@internal
+def _add_up_rows(growth, quantises):
+    """Add this thread's rows of the smaller child to its packed buckets of all columns of a narrow table.
+
+    quantises : whether the rows are quantised first, piece by piece, just before they are added up.
+    """
+    thread, rows = growth.thread, growth.rows
+    layout, task = growth.layout, growth.task
+    team, scratch = growth.team, growth.scratch
+    small, n_threads = scratch.state[SMALL], team.starts.size - 1
+    n_columns, packed = I(layout.first.size - 1), team.packed[thread]
+    for word in range(layout.start[n_columns]):
+        packed[word] = 0
+    # Packed buckets without counts never overflow (`TreeTask.can_stay_packed`), others are flushed into the thread's slot.
+    slot, columns = scratch.free.size + thread, (I(0), n_columns)
+    pending, flushed = I(0), I(0)
+    first, end = thread * STRIPE, scratch.end[small, thread]
+    step = I(STRIPE) if quantises else team.starts[n_threads]
+    for at in range(scratch.begin[small, thread], end, step):
+        n = step if at + step < end else end - at
+        records = row_span(team.records, scratch.side[small], at, at + n)
+        if quantises:
+            quantise(rows.gradient, rows.hessian, rows.sampled, task.scales, first, first + n, records)
+            first += n_threads * STRIPE
+        pending, flushed = add_records(
+            rows.codes, records, layout, task.packing, columns, packed, growth.histograms, slot, (pending, flushed),
+            growth.search.scratch.order,
+        )  # fmt: skip
+    team.flushed[thread] = flushed
+
+
+@internal
+def _reduce_sums(growth):
+    """Add up the sums of all threads in a narrow table; of the root also its sums over all rows."""
+    layout, task = growth.layout, growth.task
+    team, scratch = growth.team, growth.scratch
+    histograms, state = growth.histograms, growth.scratch.state
+    is_root, slot, n_threads = state[LARGE] < 0, scratch.slot[state[SMALL]], team.starts.size - 1
+    if not (team.by_unit or (is_root and task.has_root)):
+        columns = _narrow_columns(growth)
+        for q in range(n_threads):
+            flush(layout, task.packing, columns, I(0), team.packed[q], histograms, slot, q == 0, growth.search.scratch.order)
+            if team.flushed[q] != 0:
+                add(layout, columns, histograms, slot, scratch.free.size + q)
+    if is_root:
+        if not _meet(growth):
+            return False
+        _sum_root(layout, histograms, slot, scratch.total)
+        init_root(growth.nodes, scratch.total)
+    return True
+
+
+@internal
+def _narrow_columns(growth):
+    """Return the columns that this thread reduces and searches in a narrow table."""
+    n_columns, n_threads = growth.layout.first.size - 1, growth.team.starts.size - 1
+    return n_columns * growth.thread // n_threads, n_columns * (growth.thread + 1) // n_threads
+
+
+@internal
+def _sum_root(layout, histograms, slot, total):
+    """Sum a histogram: every row is in exactly one bucket of each feature, so feature 0 gives the sums over all rows."""
+    last = layout.offset[1] - 1
     if histograms.by_channel is not None:
         n_channels = histograms.by_channel.shape[1]
         for channel in range(n_channels):
             total[channel] = 0.0
-            for b in range(n_buckets):
+            for b in range(last + 1):
                 total[channel] += histograms.by_channel[slot, channel, b]
         if n_channels == 2:
             total[2] = total[1]
     if histograms.packed is not None:
-        word = histograms.packed.sums[slot, n_buckets - 1]
+        word = histograms.packed.sums[slot, last]
         total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
         total[2] = total[1]
         if histograms.packed.counts.size > 0:
-            total[2] = np.float64(histograms.packed.counts[slot, n_buckets - 1])
+            total[2] = np.float64(histograms.packed.counts[slot, last])
 
 
 @internal
-def _finish_leaves(thread, rows, scales, team_buffers, thread_scratch, child_of, route_excluded):
+def _search_children(growth):
+    """Subtract the smaller child from the parent, and find the best splits of the two newest nodes."""
+    thread, layout, task = growth.thread, growth.layout, growth.task
+    team, scratch = growth.team, growth.scratch
+    nodes, histograms, state = growth.nodes, growth.histograms, growth.scratch.state
+    large, left = state[LARGE], state[LEFT]
+    n_threads, slot = team.starts.size - 1, scratch.slot
+    clear_split(team.best[thread, 0])
+    clear_split(team.best[thread, 1])
+    first, last = _narrow_columns(growth)
+    first, last = (thread, team.units.size - 1) if team.by_unit else (first, last)
+    for unit in range(first, last, n_threads if team.by_unit else I(1)):
+        first_column = team.units[unit] if team.by_unit else I(unit)
+        last_column = team.units[unit + 1] if team.by_unit else I(unit + 1)
+        for k in range(layout.first[first_column], layout.first[last_column]):
+            feature = layout.features[k]
+            start, stop = layout.offset[feature], layout.offset[feature + 1]
+            if large >= 0:
+                subtract(histograms, slot[large], slot[state[SMALL]], start, stop)
+            if not task.allowed[feature]:
+                continue
+            for child in range(left, state[N_NODES]):
+                if task.constraints is not None:
+                    if growth.paths.open[child - left, feature] == 0:
+                        continue
+                best = team.best[thread, child - left]
+                search_feature(histograms, slot[child], start, layout, feature, nodes.total[child], growth.search, best)
+    if not _meet(growth):
+        return False
+    for child in range(left, state[N_NODES]):
+        # The best over threads: highest score, then lowest feature.
+        chosen = I(0)
+        for q in range(1, n_threads):
+            best = team.best[q, child - left]
+            if beats(best[SCORE], best[FEATURE], team.best[chosen, child - left]):
+                chosen = I(q)
+        set_best_split(nodes, child, team.best[chosen, child - left], growth.search.limits)
+        if nodes.gain[child] <= 0.0:
+            _release_slot(scratch, slot[child])
+    return True
+
+
+@internal
+def _release_slot(scratch, slot):
+    """Make a slot of the histograms unused."""
+    scratch.free[scratch.state[N_FREE]] = slot
+    scratch.state[N_FREE] += 1
+
+
+@internal
+def _split_leaves(growth):
+    """Split leaves until there is one whose children need histograms; LARGE is -1 if there is none.
+
+    (`best` is written again only after the barrier of the next split, when all threads have read it.)
+    """
+    task, scratch = growth.task, growth.scratch
+    nodes, state = growth.nodes, growth.scratch.state
+    last_node = 2 * task.policy.max_leaves - 1
+    state[LARGE] = I(-1)
+    while state[N_NODES] < last_node and state[LARGE] < 0:
+        node = select_leaf(nodes, state[N_NODES], task.policy)
+        if node < 0:
+            break
+        left = state[LEFT] = state[N_NODES]
+        apply_split(nodes, node, left, growth.search.limits, growth.search.direction)
+        state[N_NODES] += 2
+        _mark_left(growth, node)
+        if not _move_records(growth, node, left):
+            return False
+        if state[N_NODES] < last_node and nodes.depth[left] < task.policy.max_depth:
+            _open_children(growth, node, left)
+        else:
+            # The children can only be leaves: no histograms are needed and the parent's slot is free.
+            _release_slot(scratch, scratch.slot[node])
+    return True
+
+
+@internal
+def _mark_left(growth, node):
+    """Mark the codes of a split node that go left."""
+    layout, scratch = growth.layout, growth.scratch
+    nodes, left_codes = growth.nodes, growth.team.left_codes
+    feature, goes_left = nodes.feature[node], scratch.goes_left
+    at, n_bins = layout.offset[feature], layout.n_bins[feature]
+    best, total_h = nodes.best[node], nodes.total[node, 1]
+    mark_codes(growth.histograms, scratch.slot[node], at, layout, best, total_h, growth.search, goes_left)
+    nodes.missing_left[node] = goes_left[n_bins]
+    if growth.histograms.by_channel is not None:
+        if layout.is_categorical[feature] != 0 and growth.thread == 0:
+            for code in range(n_bins + 1):
+                left_codes[node, code] = goes_left[code]
+
+
+@internal
+def _move_records(growth, node, left):
+    """Move the records of a split node to its children."""
+    thread, team = growth.thread, growth.team
+    scratch, state = growth.scratch, growth.scratch.state
+    begins, ends = scratch.begin, scratch.end
+    right, counts = left + 1, team.counts[state[PARITY]]
+    counts[thread] = _split_range(growth, node, begins[node, thread], ends[node, thread])
+    if not _meet(growth):
+        return False
+    rows_left = rows_right = I(0)
+    for q in range(team.starts.size - 1):
+        middle = counts[q]
+        begins[left, q], ends[left, q] = begins[node, q], middle
+        begins[right, q], ends[right, q] = middle, ends[node, q]
+        rows_left += middle - begins[node, q]
+        rows_right += ends[node, q] - middle
+    state[PARITY] = 1 - state[PARITY]
+    scratch.side[left] = scratch.side[right] = 1 - scratch.side[node]
+    team.n_rows[left], team.n_rows[right] = rows_left, rows_right
+    if growth.rows.influence is not None:
+        if state[ROUTES_EXCLUDED] != 0:
+            excluded = scratch.excluded
+            middle = _split_range(growth, node, excluded[node, 0], excluded[node, 1])
+            excluded[left, 0], excluded[left, 1] = excluded[node, 0], middle
+            excluded[right, 0], excluded[right, 1] = middle, excluded[node, 1]
+    return True
+
+
+@internal
+def _split_range(growth, node, begin, end):
+    """Move records begin…end-1 to the other buffer, left ones first; return where the right ones begin."""
+    rows, scratch, side = growth.rows, growth.scratch, growth.scratch.side[node]
+    row = rows.row_of[growth.nodes.feature[node]]
+    source, target = row_span(growth.team.records, side, begin, end), row_span(growth.team.records, 1 - side, begin, end)
+    if row < 0:
+        return begin + split_records(rows.codes.wide[-1 - row], scratch.goes_left, source, target)
+    return begin + split_records(rows.narrow[row], scratch.goes_left, source, target)
+
+
+@internal
+def _open_children(growth, node, left):
+    """Give slots to the children of a split node: the smaller one a new one, the larger one its parent's."""
+    task, scratch = growth.task, growth.scratch
+    state, n_rows = growth.scratch.state, growth.team.n_rows
+    right = left + 1
+    small, large = (left, right) if n_rows[left] <= n_rows[right] else (right, left)
+    scratch.slot[large] = scratch.slot[node]
+    state[N_FREE] -= 1
+    scratch.slot[small] = scratch.free[state[N_FREE]]
+    state[SMALL], state[LARGE] = small, large
+    if task.constraints is not None:
+        for side in range(2):
+            extend_path(task.constraints, growth.paths, node, growth.nodes.feature[node], left + side, side)
+            mark_allowed_features(task.constraints, task.allowed, growth.paths, left + side, side)
+
+
+@internal
+def _number_leaves(growth):
     """Number the leaves from left to right, write the leaf of each of this thread's rows, and add up its leaves."""
-    records, leaf_of = team_buffers.records, team_buffers.leaf_of
-    begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
-    excluded, leaf_sums, stack = thread_scratch.excluded, thread_scratch.leaf_sums, thread_scratch.stack
+    thread, rows, team = growth.thread, growth.rows, growth.team
+    scratch, scales = growth.scratch, growth.task.scales
+    stack, leaf_sums = scratch.stack, scratch.leaf_sums
     stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:
         height -= 1
         node = stack[height]
-        child = child_of[node]
+        child = growth.nodes.child[node]
         if child >= 0:
             stack[height] = child + 1
             stack[height + 1] = child
             height += 2
-        else:
-            leaf_of[node] = n_leaves
-            mine = row_span(records, side_of[node], begins[node, thread], ends[node, thread])
-            label_rows(mine, rows.leaf, n_leaves)
-            leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
-            add_leaf(mine, rows.gradient, rows.hessian, rows.codes.repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
-            if rows.influence is not None:
-                if route_excluded:
-                    mine = row_span(records, side_of[node], excluded[node, 0], excluded[node, 1])
-                    label_rows(mine, rows.leaf, n_leaves)
-            n_leaves += 1
+            continue
+        team.leaf_of[node] = n_leaves
+        side = scratch.side[node]
+        records = row_span(team.records, side, scratch.begin[node, thread], scratch.end[node, thread])
+        label_rows(records, rows.leaf, n_leaves)
+        leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
+        add_leaf(records, rows.gradient, rows.hessian, rows.codes.repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
+        if rows.influence is not None:
+            if scratch.state[ROUTES_EXCLUDED] != 0:
+                excluded = scratch.excluded
+                label_rows(row_span(team.records, side, excluded[node, 0], excluded[node, 1]), rows.leaf, n_leaves)
+        n_leaves += 1

@@ -24,6 +24,8 @@ from dboost.trees.steady_roots import SteadyRoots, set_root
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
 from dboost.trees.whole_tree_kernel import (
     EXCLUDED_FRACTION,
+    STATE_SIZE,
+    Growth,
     TeamBuffers,
     ThreadScratch,
     TreeRows,
@@ -112,10 +114,11 @@ class WholeTrees:
         def work(thread: int) -> int:
             proposal = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
             search = SplitSearch(task.limits, task.direction, proposal, buffers.search[thread])
-            return grow_whole_tree(
+            growth = Growth(
                 thread, rows, layout, fused_task, shared, buffers.scratch[thread], buffers.nodes[thread],
                 buffers.paths[thread], search, histograms,
             )  # fmt: skip
+            return grow_whole_tree(growth)
 
         n_nodes = team.run(work)[0]
         n_leaves = (n_nodes + 1) // 2
@@ -246,4 +249,5 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         leaf_sums=np.zeros((policy.max_leaves, 2)),
         stack=np.zeros(policy.max_leaves + 1, np.int64),
         total=np.zeros(3),
+        state=np.zeros(STATE_SIZE, np.int64),
     )

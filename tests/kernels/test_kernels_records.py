@@ -1,4 +1,5 @@
-"""Records as arguments of kernels: the branches of a field that is None are not compiled."""
+"""Records as arguments of kernels: those passed by address read as others do, and branches of fields that are None are not
+compiled."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from numba.core.errors import TypingError
 
 from dboost.kernels import _as_compiled
 from dboost.kernels.pipeline import KernelCompiler
+from dboost.kernels.records import record
 
 
 class Inner(NamedTuple):
@@ -22,6 +24,16 @@ class Outer(NamedTuple):
     values: np.ndarray
     weights: np.ndarray | None
     inner: Inner | None
+
+
+@record
+class InnerByAddress(Inner):
+    pass
+
+
+@record
+class OuterByAddress(Outer):
+    pass
 
 
 def total(record: Outer, offset: float | None) -> float:
@@ -45,9 +57,10 @@ def total(record: Outer, offset: float | None) -> float:
 
 ARRAY = np.array([1.0, 2.0, 4.0])
 CASES = [
-    Outer(ARRAY, weights, inner)
+    outer_class(ARRAY, weights, inner)
+    for outer_class, inner_class in ((Outer, Inner), (OuterByAddress, InnerByAddress))
     for weights in (None, ARRAY)
-    for inner in (None, *(Inner(scale, shift) for scale in (None, ARRAY) for shift in (None, ARRAY)))
+    for inner in (None, *(inner_class(scale, shift) for scale in (None, ARRAY) for shift in (None, ARRAY)))
 ]
 
 
@@ -55,8 +68,8 @@ CASES = [
 @pytest.mark.parametrize("offset", [None, 0.5])
 def test_fields_that_are_none_cost_no_code(offset: float | None) -> None:
     compiled = njit(pipeline_class=KernelCompiler)(total)
-    for record in CASES:
-        assert compiled(record, offset) == total(record, offset)
+    for case in CASES:
+        assert compiled(case, offset) == total(case, offset)
 
 
 def test_numba_itself_compiles_them() -> None:
