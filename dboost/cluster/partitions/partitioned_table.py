@@ -206,7 +206,7 @@ class PartitionedTable:
             answers = self._call_each(self.worker_partitions, [*self.stages[self._n_stages_sent :], asking])
             return [answer for _, answer in answers]
 
-        return self._with_retries(question.__name__, ask)
+        return self._call_all(question.__name__, ask)
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of a range of the numeric columns, see `transport.sample_exchange`."""
@@ -222,25 +222,15 @@ class PartitionedTable:
             answers = self.connection.ask_each(draws, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
-        return self._with_retries(TableRows.proposal_sample.__name__, ask)
+        return self._call_all(TableRows.proposal_sample.__name__, ask)
 
-    def _with_retries(self, name: str, ask: Callable[[], Result]) -> Result:
-        """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
-
-        name : of the calls, for messages.
-        """
-        while True:
-            self.repair()
-            try:
-                answers = ask()
-            except LostWorkers as lost:
-                self.connection.attempts.note(name, lost)
-                self.drop_workers(lost.sessions)
-                continue
-            self._n_stages_sent = len(self.stages)
-            for entry in self.worker_partitions:
-                entry.stage = self._n_stages_sent
-            return answers
+    def _call_all(self, name: str, ask: Callable[[], Result]) -> Result:
+        """Return the result of calls of all sessions that make the changes not sent yet, too; see `with_recovery`."""
+        answers = with_recovery([self], name, ask)
+        self._n_stages_sent = len(self.stages)
+        for entry in self.worker_partitions:
+            entry.stage = self._n_stages_sent
+        return answers
 
     # Loss and repair.
 
@@ -627,3 +617,19 @@ class PartitionedTable:
 def _steps(stages: Sequence[Stage], entry: WorkerPartitions) -> list[Step]:
     """Return the calls of stages in a session."""
     return [(stage.method.__name__, (entry.batch, *stage.arguments(entry.partition_ids))) for stage in stages]
+
+
+def with_recovery(tables: Sequence[PartitionedTable], name: str, call: Callable[[], Result]) -> Result:
+    """Repeat a call until it completes without the loss of a worker; lost partitions of these tables are read again before.
+
+    name : of the call, for messages.
+    """
+    while True:
+        for table in tables:
+            table.repair()
+        try:
+            return call()
+        except LostWorkers as lost:
+            for table in tables:
+                table.drop_workers(lost.sessions)
+            tables[0].connection.attempts.note(name, lost)

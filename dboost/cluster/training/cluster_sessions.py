@@ -23,7 +23,7 @@ import numpy as np
 
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.joined_workers import JoinedWorkers
-from dboost.cluster.partitions.partitioned_table import PartitionedTable
+from dboost.cluster.partitions.partitioned_table import PartitionedTable, with_recovery
 from dboost.cluster.partitions.read_tasks import TRAINING_DATA, ReadTasks
 from dboost.cluster.partitions.table_features import load_partitions
 from dboost.cluster.scheduler.session_rounds import check_rows
@@ -265,7 +265,7 @@ class ClusterSessions:
             sent = selected, self.trees.iterations(first), first
             return all(self.connection.ask(self.training.sessions, Session.select, *sent).values())
 
-        self._with_recovery("select", lambda: ask_from(n_known) or ask_from(0))
+        with_recovery(self._tables, "select", lambda: ask_from(n_known) or ask_from(0))
 
     def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Workers that have joined receive rows after it."""
@@ -281,7 +281,7 @@ class ClusterSessions:
                 raise
             return list(answers.values())
 
-        answers = self._with_recovery("advance", ask)
+        answers = with_recovery(self._tables, "advance", ask)
         self.connection.attempts.reset(f"iteration {number}")
         self.connection.iteration = self.connection.iteration or 0  # loading is over; `FitEvents` counts
         self.trees.apply()
@@ -314,7 +314,7 @@ class ClusterSessions:
         def ask() -> tuple[list[GrownTree], Timing]:
             return self.connection.grow_trees(self.training.sessions, order, self.training.rows_of_sessions())
 
-        trees, timing = self._with_recovery("grow", ask)
+        trees, timing = with_recovery(self._tables, "grow", ask)
         self._timing += timing
         return [self.trees.add(tree) for tree in trees]
 
@@ -338,14 +338,16 @@ class ClusterSessions:
 
     def assign_leaves(self, iteration: int) -> None:
         self._refit_iteration = iteration  # before the call: partitions that are read again during it are assigned, too
-        self._with_recovery(
-            "assign_leaves", lambda: self.connection.ask(self.training.sessions, Session.assign_leaves, iteration)
+        with_recovery(
+            self._tables, "assign_leaves", lambda: self.connection.ask(self.training.sessions, Session.assign_leaves, iteration)
         )
 
     def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return one result for each range of rows, or for each session."""
-        answers = self._with_recovery(
-            "statistics", lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments)
+        answers = with_recovery(
+            self._tables,
+            "statistics",
+            lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments),
         )
         return [answer for worker_answers in answers.values() for answer in worker_answers]
 
@@ -381,7 +383,7 @@ class ClusterSessions:
             answers = ask(n_known)
             return ask(0) if any(answer is None for answer in answers) else answers
 
-        answers = self._with_recovery("evaluate", ask_all)
+        answers = with_recovery(self._tables, "evaluate", ask_all)
         self._n_trees_sent = len(trees)
         scores: dict[str, float] = {}
         for name, n_rows in self._eval_rows.items():
@@ -418,18 +420,6 @@ class ClusterSessions:
     def close(self) -> None:
         if "team" in vars(self):
             self.team.close()
-
-    def _with_recovery(self, name: str, call: Callable[[], Any]) -> Any:
-        """Repeat a call until it completes without the loss of a worker. name : of the call, for error messages."""
-        while True:
-            for table in self._tables:
-                table.repair()
-            try:
-                return call()
-            except LostWorkers as lost:
-                for table in self._tables:
-                    table.drop_workers(lost.sessions)
-                self.connection.attempts.note(name, lost)
 
 
 def rounds_in_flight(connection: Connection, workers: Iterable[str]) -> int:
