@@ -26,8 +26,8 @@ ordered by their influence, and the least influential ones are left out, as many
 influence. Nothing is sorted: the influence of the first row that is kept is a quantile of the influences, weighted by
 themselves, and is determined by the digits of its bits (`find_cut`). The pass over the rows that computes the influences also
 adds them up by the first digit (`GradientStats.influence`): exponent and three bits more. Two passes follow over the bits of
-the few rows that have the digit found, ten bits in each; for rows in memory these are mostly known already
-(`rows.shard.Near`). Rows of equal influence are kept or left out together, so that the choice does not depend on their order.
+the few rows that have the digit found, ten bits in each. Rows of equal influence are kept or left out together, so that the
+choice does not depend on their order.
 
 These sums are exact. Numbers with the same exponent E are multiples of one power of two, so what is added up is their 24-bit
 significands, as 64-bit integers (enough for 2**36 rows), and ``sum · 2**E`` are Python integers. (A number below the normal

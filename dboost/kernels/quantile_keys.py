@@ -427,15 +427,13 @@ def _weight_of(bits):
 
 
 @internal
-def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
+def add_influence(influence, repeat_count, first, sums):
     """Add up non-negative numbers by the first digit of their bits.
 
     influence : float32[n] as int32 bits; repeat_count : uint8[...], how often the rows from `first` on count, empty for once;
     sums : int64[LANES, N_DIGITS], added to. Adjacent rows mostly share a digit, and adding twice in a row to the same sum waits
-    for the first store: so adjacent rows go to different lanes. near : int32[...] or None, receives behind the first `n_near`
-    the rows that have the digit `expected`, as many as fit. Return how many there are now.
+    for the first store: so adjacent rows go to different lanes.
     """
-    n = I(n_near)
     for i in range(influence.size):
         bits = influence[i]
         weight = _weight_of(bits)
@@ -443,12 +441,6 @@ def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
             weight *= I(repeat_count[first + i])
         digit = (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)
         sums[i & (LANES - 1), digit] += weight
-        if near is not None:
-            if digit == expected:
-                if n < near.size:
-                    near[n] = first + i
-                n += 1
-    return n
 
 
 @kernel
@@ -475,18 +467,3 @@ def count_influence(influence, repeat_count, first, last, prefix, shift, width, 
                 if repeat_count.size > 0:
                     weight *= I(repeat_count[start + i])
                 sums[(I(block[i]) >> shift) & low] += weight
-
-
-@kernel
-def count_near(influence, repeat_count, rows, prefix, shift, width, sums):
-    """Add up the influence of some rows by the next digit of its bits, if they share the digits found so far.
-
-    rows : int32[...]; the other parameters are those of `count_influence`.
-    """
-    above, low = np.int32(shift + width), (I(1) << width) - I(1)
-    for k in range(rows.size):
-        bits = influence[rows[k]]
-        weight = _weight_of(bits) * I(bits >> above == np.int32(prefix))
-        if repeat_count.size > 0:
-            weight *= I(repeat_count[rows[k]])
-        sums[(I(bits) >> shift) & low] += weight

@@ -76,16 +76,6 @@ class PassTotals(NamedTuple):
     maxima: np.ndarray
 
 
-@record
-class InfluencePass(NamedTuple):
-    """What a pass notes for influence trimming, by output (see `kernels.quantile_keys.add_influence`)."""
-
-    sums: np.ndarray  # int64[n_outputs, LANES, N_DIGITS], added to: Hessians by the first digit of their bits
-    expected: np.ndarray  # int32[n_outputs]: the digit whose rows are recorded
-    near: np.ndarray | None  # int32[n_outputs, ...]: these rows
-    n_near: np.ndarray  # int64[n_outputs]: their number, updated
-
-
 def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     """Compute gradients, Hessians and losses of a block of rows; each loss module overloads it for its own record type.
 
@@ -140,19 +130,6 @@ def _terms_of_only_output(loss, y, raw, gradient, hessian, first, value, scratch
             block_terms(loss, y, of_raw, of_gradient, hessian[0, first:last], value, scratch)
 
         return terms
-
-
-@internal
-def _note_influence(influence, output, bits, repeat_count, first):
-    """Add up the influences of some rows, the first of which is `first`. influence : InfluencePass."""
-    sums, near = influence.sums[output], influence.near
-    if near is None:
-        add_influence(bits, repeat_count, first, sums, np.int32(-1), None, I(0))
-    else:
-        n_near = influence.n_near
-        n_near[output] = add_influence(
-            bits, repeat_count, first, sums, influence.expected[output], near[output], n_near[output]
-        )
 
 
 @internal
@@ -217,7 +194,7 @@ def _update_block(loss, rows, values, first, last, loss_unit, scratch, totals, i
             top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
         maxima[0, k], maxima[1, k] = top_gradient, top_hessian
         if influence is not None:
-            _note_influence(influence, k, h_bits, rows.repeat_count, first)
+            add_influence(h_bits, rows.repeat_count, first, influence[k])
     add_exactly(value, coarse, n, loss_unit, totals.loss)
 
 
@@ -226,7 +203,7 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
     loss : the loss's record; rows : GradientRows; values : float64[n_outputs, n_leaves]; scratch : PassScratch; totals :
-    PassTotals; influence : InfluencePass or None.
+    PassTotals; influence : int64[n_outputs, LANES, N_DIGITS], see `quantile_keys.add_influence`, or None.
     """
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row

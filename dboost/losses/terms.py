@@ -23,7 +23,6 @@ from dboost.kernels.quantile_keys import LANES, N_DIGITS
 from dboost.losses.gradient_pass import (
     BLOCK,
     GradientRows,
-    InfluencePass,
     PassScratch,
     PassTotals,
     new_pass_scratch,
@@ -97,25 +96,6 @@ class LossRows:
         return {}
 
 
-@dataclass(frozen=True, eq=False)
-class NearRows:
-    """The recorded rows of one range, see `rows.shard`."""
-
-    expected: np.ndarray  # int32[n_outputs]: first digits
-    n: np.ndarray  # int64[n_outputs]: number of rows that have them
-    rows: np.ndarray | None  # int32[n_outputs, capacity]; None if no rows are recorded
-
-    @classmethod
-    def nothing(cls, n_outputs: int) -> NearRows:
-        """Return what a pass needs that does not record rows."""
-        return cls(np.full(n_outputs, -1, np.int32), np.zeros(n_outputs, np.int64), None)
-
-    def of_output(self, output: int) -> NearRows:
-        """Return those of one output: views."""
-        part = slice(output, output + 1)
-        return NearRows(self.expected[part], self.n[part], None if self.rows is None else self.rows[part])
-
-
 class GradientPass(NamedTuple):
     """A pass over rows first…last-1."""
 
@@ -125,12 +105,11 @@ class GradientPass(NamedTuple):
     scratch: PassScratch
     first: int
     last: int
-    near: NearRows | None  # if the influences of rows are counted
+    counts_influence: bool  # see `LossTerms`
 
     def of_output(self, output: int, column: int) -> GradientPass:
         """Return the pass over the rows as those of one output with one target column."""
-        near = None if self.near is None else self.near.of_output(output)
-        return self._replace(rows=self.rows.of_output(output, column), values=self.values[output : output + 1], near=near)
+        return self._replace(rows=self.rows.of_output(output, column), values=self.values[output : output + 1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +134,11 @@ class KernelTerms(LossTerms):
     record: Any  # the `NamedTuple` for which the loss overloads `block_terms` or `output_terms`
 
     def advance(self, rows: GradientPass) -> GradientStats:
-        fields, values, loss_unit, scratch, first, last, near = rows
-        influence = None
-        if near is not None:
-            sums = np.zeros((fields.n_outputs, LANES, N_DIGITS), np.int64)
-            influence = InfluencePass(sums, near.expected, near.rows, near.n)
+        fields, values, loss_unit, scratch, first, last, counts_influence = rows
+        influence = np.zeros((fields.n_outputs, LANES, N_DIGITS), np.int64) if counts_influence else None
         totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
         update_gradients(self.record, fields.for_kernel, values, first, last, loss_unit, scratch, totals, influence)
-        by_digit = None if influence is None else influence.sums.sum(axis=1)
+        by_digit = None if influence is None else influence.sum(axis=1)
         return _stats_of(fields, totals, by_digit)
 
 

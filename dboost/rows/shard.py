@@ -14,11 +14,6 @@ codes of their rows (`rows.shared_codes`), which are in another order, and a fol
 **Advance.** Between two iterations, `LossTerms.advance` adds the last trees to the scores of a `Shard.gradient_pass`, and
 computes gradients and Hessians. It returns the largest gradient and Hessian and exact sums of the loss, which merge over any
 division of the rows; with categorical features `Shard.with_noise` adds sums by which categories are told from noise.
-
-**Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
-moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
-influences records the rows that have this digit, and the other digits are found among these few rows. If the threshold is
-elsewhere, or too many rows are near it, all rows are read again: the threshold is the same.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from dboost.losses.base import target_column
 from dboost.losses.gradient_noise import GradientNoise, noise_of
 from dboost.losses.gradient_pass import PassScratch
 from dboost.losses.gradient_stats import GradientStats
-from dboost.losses.terms import GradientPass, LossRows, LossTerms, NearRows
+from dboost.losses.terms import GradientPass, LossRows, LossTerms
 from dboost.rows.row_groups import ends_of, next_ends
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
@@ -273,9 +268,6 @@ class Shard:
         undefined. Default: all rows.
     """
 
-    #: Rows near the trimming threshold of the next trees; None for blocks of files, whose rows are not kept.
-    near: Near | None = None
-
     def __init__(
         self,
         fields: Mapping[str, np.ndarray],
@@ -459,10 +451,7 @@ class Shard:
 
         values : float64[n_outputs, n_leaves], leaf values of each output's last tree.
         """
-        near = None
-        if terms.counts_influence:
-            near = NearRows.nothing(self.n_outputs) if self.near is None else self.near.buffer_for(first, last)
-        return GradientPass(self.loss_rows, values, self.spec.loss_unit, scratch, first, last, near)
+        return GradientPass(self.loss_rows, values, self.spec.loss_unit, scratch, first, last, terms.counts_influence)
 
     def with_noise(self, stats: GradientStats, first: int, last: int) -> GradientStats:
         """Return the statistics of a pass over rows first…last-1 with what the noise of each tree's gradients follows from."""
@@ -511,43 +500,6 @@ def runs_of(row_ids: np.ndarray) -> np.ndarray:
         return np.empty((0, 2), np.int64)
     begins = np.flatnonzero(np.diff(row_ids, prepend=row_ids[0] - 2) != 1)
     return np.stack((row_ids[begins], np.diff(begins, append=len(row_ids))), axis=1)
-
-
-#: Capacity: one row in this many.
-_ROWS_PER_RECORDED_ROW = 8
-
-
-class Near:
-    """The rows of a shard near the trimming thresholds of its outputs' next trees."""
-
-    def __init__(self, n_outputs: int) -> None:
-        self._expected = np.full(n_outputs, -1, np.int32)
-        self._found: dict[tuple[int, int], NearRows] = {}
-
-    def buffer_for(self, first: int, last: int) -> NearRows:
-        """Return buffers to record rows first…last-1, whose influences are about to change."""
-        for known in list(self._found):
-            if known != (first, last) and known[0] < last and first < known[1]:
-                self._found.pop(known, None)
-        before = self._found.get((first, last))
-        n_outputs = len(self._expected)
-        rows = np.empty((n_outputs, (last - first) // _ROWS_PER_RECORDED_ROW + 1), np.int32) if before is None else before.rows
-        buffer = NearRows(self._expected.copy(), np.zeros(n_outputs, np.int64), rows)
-        self._found[first, last] = buffer
-        return buffer
-
-    def rows(self, first: int, last: int, output: int, digit: int) -> np.ndarray | None:
-        """Return those of rows first…last-1 whose influence has this first digit, if they are known: int32[...]."""
-        near_rows = self._found.get((first, last))
-        if near_rows is None or near_rows.expected[output] != digit:
-            return None
-        assert near_rows.rows is not None
-        n = int(near_rows.n[output])
-        return near_rows.rows[output, :n] if n <= near_rows.rows.shape[1] else None
-
-    def expect(self, output: int, digit: int) -> None:
-        """Record the rows that have this first digit from the next pass on."""
-        self._expected[output] = digit
 
 
 def compacted(target: np.ndarray) -> np.ndarray:

@@ -35,7 +35,6 @@ from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses
 from dboost.kernels.multi_output import BLOCK, TOGETHER, sum_outputs, sum_products
 from dboost.kernels.quantile_keys import (
-    FIRST_SHIFT,
     N_DIGITS,
     Buckets,
     Residuals,
@@ -45,7 +44,6 @@ from dboost.kernels.quantile_keys import (
     count_buckets,
     count_digits,
     count_influence,
-    count_near,
     new_block_scratch,
     next_keys,
 )
@@ -64,8 +62,6 @@ class Statistic:
     compute: Callable[..., Any]
     #: Returns the result for the rows of two results. None: the results of all ranges are needed.
     merge: Callable[[Any, Any], Any] | None = None
-    #: Called as `compute`: whether that takes less time than passing the work to another thread. None: it never does.
-    is_short: Callable[..., bool] | None = None
     reads_codes: bool = False  # whether the shard's bin codes are read, not only target, weight and the state of the rows
 
     def merged(self, results: Sequence[Any]) -> Any:
@@ -184,31 +180,15 @@ def _leaf_clipped(
 leaf_clipped = Statistic(_leaf_clipped, np.add)
 
 
-def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
-    """Return the rows that `influence_digits` has to read, if they are known."""
-    digit = prefix >> (FIRST_SHIFT - shift - width)
-    return None if shard.near is None else shard.near.rows(first, last, output, digit)
-
-
-def _is_near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> bool:
-    return _near(shard, first, last, output, prefix, shift, width) is not None
-
-
 def _influence_digits(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray:
     """Return the influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
     sums = np.zeros(N_DIGITS, np.int64)
-    influence, rows = shard.influence(output), _near(shard, first, last, output, prefix, shift, width)
     repeat_count = or_empty(shard.repeat_count, "uint8")
-    if rows is None:
-        count_influence(influence, repeat_count, first, last, prefix, shift, width, sums)
-    else:
-        count_near(influence, repeat_count, rows, prefix, shift, width, sums)
-    if shard.near is not None:
-        shard.near.expect(output, prefix >> (FIRST_SHIFT - shift - width))
+    count_influence(shard.influence(output), repeat_count, first, last, prefix, shift, width, sums)
     return sums
 
 
-influence_digits = Statistic(_influence_digits, np.add, is_short=_is_near)
+influence_digits = Statistic(_influence_digits, np.add)
 
 
 def _loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float) -> np.ndarray:

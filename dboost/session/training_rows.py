@@ -30,7 +30,7 @@ from dboost.rows.bin_merge import merge_into_bins
 from dboost.rows.block_file import FieldRef
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowShares, RowStore
-from dboost.rows.shard import Near, RowIds, Shard, runs_of
+from dboost.rows.shard import RowIds, Shard, runs_of
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore
@@ -103,7 +103,6 @@ class TrainingRows:
         self.n_trees, self.n_rows, self.shares = n_trees, self.store.n_rows, RowShares(self.store, team)
         if self.store.place is None:
             self.shard = Shard(self.store.load(), self.spec, self._ids, segments=segments)
-            self.shard.near = Near(self.spec.n_outputs)
             self.n_rows = self.shard.n_trained
         else:
             self.store.n_staying = n_staying
@@ -174,13 +173,7 @@ class TrainingRows:
         return self.stats
 
     def statistic(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return the statistic of ranges of rows. A short one is computed in the calling thread, without routing."""
-        shard, is_short = self.shard, statistic.is_short
-        if shard is not None and is_short is not None:
-            n_shares = self.shares.n
-            ranges = [rows for k in range(n_shares) for rows in shard.ranges(k, n_shares)]
-            if all(is_short(shard, *rows, *arguments) for rows in ranges):
-                return [statistic.compute(shard, *rows, *arguments) for rows in ranges]
+        """Return the statistic of ranges of rows."""
         self.route_excluded()
         reads = [*(["tiles"] if statistic.reads_codes else []), "target", *self._state_names]
         results = self.each(lambda *rows: statistic.compute(*rows, *arguments), reads)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dboost.errors import ParameterError
 from dboost.exact import ExactSum, unit_for
 from dboost.kernels import or_empty
-from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
+from dboost.kernels.quantile_keys import LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
@@ -42,7 +42,6 @@ from dboost.losses import (
 from dboost.losses.gradient_pass import (
     BLOCK,
     GradientRows,
-    InfluencePass,
     PassTotals,
     new_pass_scratch,
     output_terms,
@@ -318,10 +317,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None
     loss_unit = unit_for(1e10, n)
 
-    near, n_near = np.zeros((k, n), np.int32), np.zeros(k, np.int64)
-
-    def walked(ranges: list[tuple[int, int]], digits: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """digits : int32[n_outputs], rows whose Hessians have them are noted in `near`; None for none."""
+    def walked(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, ...]:
         score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)
         sums, tops, influence = np.zeros(2), [], np.zeros((k, LANES, N_DIGITS), np.int64)
         for first, last in ranges:
@@ -330,11 +326,8 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
                 score, leaf, *target_arrays(y), or_empty(weight, "float64"), or_empty(times, "uint8"), gradient, hessian,
                 gradient.view(np.int32), hessian.view(np.int32),
             )  # fmt: skip
-            noted = InfluencePass(influence, np.zeros(k, np.int32), None, n_near)
-            if digits is not None:
-                noted = noted._replace(expected=digits, near=near)
             update_gradients(
-                loss.terms(), rows, values, first, last, loss_unit, new_pass_scratch(), PassTotals(sums, top), noted
+                loss.terms(), rows, values, first, last, loss_unit, new_pass_scratch(), PassTotals(sums, top), influence
             )
             tops.append(top.view(np.float32))
         return score, gradient, hessian, sums, np.max(tops, axis=0), influence.sum(axis=1)
@@ -362,10 +355,6 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         normal = (bits >> 23 > 0) & (bits > 0)
         expected = np.bincount(bits[normal] >> 20, weights[normal], N_DIGITS)
         assert np.array_equal(by_digit[8:], expected[8:]), "digits below 8 are those of numbers below the normal ones"
-    first_digits = np.ascontiguousarray(h).view(np.int32) >> FIRST_SHIFT
-    walked([(0, min(cut, n)), (min(cut, n), n)], first_digits[:, 0].copy())
-    for j in range(k):
-        assert near[j, : n_near[j]].tolist() == np.flatnonzero(first_digits[j] == first_digits[j, 0]).tolist()
 
 
 def test_a_gradient_that_is_no_number_is_noticed() -> None:

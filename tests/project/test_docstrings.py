@@ -153,8 +153,8 @@ def test_the_reader_of_docstrings_sees(source: str, unknown: list[str]) -> None:
 
 
 def test_the_reader_of_references_sees() -> None:
-    defined = {"rows.shard": {"Shard", "near"}, "exact": {"total"}}
-    text = "`rows.shard.Shard.near`, `exact.total`, `pandas.NA`, `shard.Shards`, `dboost.exact.mean`, `shard.py`"
+    defined = {"rows.shard": {"Shard", "ids"}, "exact": {"total"}}
+    text = "`rows.shard.Shard.ids`, `exact.total`, `pandas.NA`, `shard.Shards`, `dboost.exact.mean`, `shard.py`"
     assert lost_references(text, defined) == ["shard.Shards", "dboost.exact.mean"]
 
 

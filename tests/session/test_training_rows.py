@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels.threads import Team
 from dboost.losses import SquaredError
 from dboost.losses.classification import LogLossTerms, SoftmaxTerms
 from dboost.losses.projection import ProjectedTerms
@@ -334,16 +333,6 @@ def test_a_tree_in_rounds_after_a_whole_one_is_the_last(two_threads: TrainingRow
     assert two_threads.shard is not None and other.shard is not None
     assert len(np.unique(two_threads.shard.raw)) > 4
     assert two_threads.shard.raw.tobytes() == other.shard.raw.tobytes()
-
-
-def test_a_short_statistic_is_computed_by_the_caller(two_threads: TrainingRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    grow_whole(two_threads, 1)
-    assert two_threads.shard is not None
-    before = two_threads.shard.leaf.copy()
-    monkeypatch.setattr(Team, "run", lambda *_: pytest.fail("threads were started"))
-    is_short = Statistic(lambda shard, first, last: last - first, is_short=lambda *_: True)
-    assert two_threads.statistic(is_short) == [N // 2, N // 2]
-    assert (two_threads.shard.leaf == before).all(), "rows were assigned to leaves, although nothing reads them"
 
 
 @pytest.mark.parametrize("memory_limit", [None, "4MiB"])

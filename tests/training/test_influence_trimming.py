@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.exact import find_cut
 from dboost.kernels import or_empty, quantile_keys
-from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.rows.shard import Near
+from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence
 from tests.helpers.compiled import compiled
 
 add_influence = compiled(quantile_keys.add_influence)
@@ -65,45 +64,16 @@ def test_whole_weights_repeat_rows() -> None:
     assert np.array_equal(np.repeat(kept(influence, 0.2, times), times), kept(np.repeat(influence, times), 0.2))
 
 
-@given(
-    n=st.integers(1, 100), seed=st.integers(0, 2**32), room=st.sampled_from([0, 5, 100]), weighed=st.booleans(),
-    cut=st.integers(0, 100),
-)  # fmt: skip
-def test_rows_near_the_cut_are_noted(n: int, seed: int, room: int, weighed: bool, cut: int) -> None:
+@given(n=st.integers(1, 100), seed=st.integers(0, 2**32), weighed=st.booleans(), cut=st.integers(0, 100))
+def test_a_pass_adds_up_what_counting_does(n: int, seed: int, weighed: bool, cut: int) -> None:
     rng = np.random.default_rng(seed)
     bits = (rng.integers(1, 9, n) / 32).astype(np.float32).view(np.int32) + rng.integers(0, 2**20, n, dtype=np.int32)
     times = or_empty(rng.integers(1, 4, n).astype(np.uint8) if weighed else None, "uint8")
-    digit, cut = int(bits[0] >> FIRST_SHIFT), min(cut, n)
-    near, sums, n_near = np.full(room, -1, np.int32), np.zeros((LANES, N_DIGITS), np.int64), 0
-    for first, last in ((0, cut), (cut, n)):
-        n_near = add_influence(bits[first:last], times, first, sums, digit, near, n_near)
-    expected = np.flatnonzero(bits >> FIRST_SHIFT == digit)
-    assert n_near == len(expected)
-    assert near.tolist() == [*expected[:room], *[-1] * (room - len(expected))]
-    counted, found = np.zeros((2, N_DIGITS), np.int64)
+    sums, counted = np.zeros((LANES, N_DIGITS), np.int64), np.zeros(N_DIGITS, np.int64)
+    for first, last in ((0, min(cut, n)), (min(cut, n), n)):
+        add_influence(bits[first:last], times, first, sums)
     count_influence(bits, times, 0, n, 0, FIRST_SHIFT, 11, counted)
     assert np.array_equal(sums.sum(axis=0), counted)
-    for prefix, shift in ((digit, 10), (int(bits[0] >> 10), 0)):
-        counted[:] = found[:] = 0
-        count_influence(bits, times, 0, n, prefix, shift, 10, counted)
-        count_near(bits, times, expected.astype(np.int32), prefix, shift, 10, found)
-        assert np.array_equal(found, counted)
-
-
-def test_noted_rows_are_those_of_the_last_pass() -> None:
-    near = Near(2)
-    near.expect(1, 5)
-    found = near.buffer_for(0, 80)
-    assert found.rows is not None
-    found.rows[1, :3], found.n[:] = (4, 5, 6), (0, 3)
-    assert near.rows(0, 80, 1, 5).tolist() == [4, 5, 6]  # type: ignore[union-attr]
-    assert near.rows(0, 80, 1, 6) is None, "another digit"
-    assert near.rows(0, 40, 1, 5) is None, "another range"
-    found.n[1] = len(found.rows[1]) + 1
-    assert near.rows(0, 80, 1, 5) is None, "more than there was room for"
-    found.n[1] = 3
-    near.buffer_for(40, 120)
-    assert near.rows(0, 80, 1, 5) is None, "influences of some of the rows have changed"
 
 
 rng = np.random.default_rng(0)
