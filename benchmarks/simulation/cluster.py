@@ -250,7 +250,7 @@ class Simulated:
             message: SliceRound = arguments[0]
             assert holding._spec is not None
             n_nodes = sum(len(request.nodes) for request in message.requests.values())
-            n_bytes = 4 * n_nodes * holding._spec.shard.n_channels * int(holding._spec.shard.bin_layout.offset[-1])
+            n_bytes = 4 * n_nodes * holding._spec.shard_spec.n_channels * int(holding._spec.shard_spec.bin_layout.offset[-1])
             copied = (self.columns - 1.0) * n_bytes * self.costs.add
             return took + self._of_other_rows(holding, message.tasks, message.requests) + copied
         if method in (FeatureOwner.add_slices.__name__, FeatureOwner.search_slices.__name__):
@@ -266,7 +266,7 @@ class Simulated:
             self.costs.of_round(grower, bool(tasks), output, request, self.many, self.columns)
             - self.costs.of_round(grower, bool(tasks), output, request, 1.0)
             for rows in holding.trained
-            for grower in rows.grower.shares
+            for grower in rows.grower.by_thread
             for output, request in requests.items()
         )
 

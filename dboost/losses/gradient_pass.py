@@ -80,8 +80,8 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     """Compute gradients, Hessians and losses of a block of rows; each loss module overloads it for its own record type.
 
     y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian empty when constant) and value : float64[n] receive
-    the results; scratch : float32[BLOCK]. Of a loss of groups (`losses.base.Targets`) a block is a whole group of any size.
-    Loops over one width of number vectorise; mixed ones do not.
+    the results; scratch : float32[n] or longer. Of a loss of groups (`losses.base.Targets`) a block is a whole group of any
+    size. Loops over one width of number vectorise; mixed ones do not.
     """
     return _interpreted(block_terms, loss, y, raw, gradient, hessian, value, scratch)
 

@@ -37,7 +37,7 @@ class BinMerge:
 
 def merge_into_bins(bin_merge: BinMerge, shard: Shard, first: int, last: int) -> None:
     """Write the codes of a tree's bins for rows first…last-1."""
-    for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
+    for feature in np.flatnonzero(~shard.spec.is_identity_bin_map).tolist():
         n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
         bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
         np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])

@@ -344,11 +344,6 @@ class Shard:
             return self.codes
         return columns_among(self.fields, self.bin_layout, "tree_")
 
-    @cached_property
-    def is_identity_bin_map(self) -> np.ndarray:
-        """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
-        return self.bin_layout.n_bins == self.layout.n_bins
-
     @property
     def wide_bins(self) -> np.ndarray:
         """The two-byte columns of `bins`, which are not in tiles: uint16[n_wide, n_rows]."""

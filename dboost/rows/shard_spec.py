@@ -55,9 +55,8 @@ class ShardSpec:
     #: `losses.gradient_pass` reads the targets of all rows in every iteration.
     compacts_target: bool = False
     target_type: str = "<f8"  # of rows in memory
-    has_draw_ids: bool = (
-        False  # whether samples of rows take whole groups, or gradients need them, so that rows have a `draw_id`
-    )
+    #: Whether samples of rows take whole groups, or gradients need them, so that rows have a `draw_id`.
+    has_draw_ids: bool = False
     #: Whether the gradients of a row depend on its whole group: then ranges and blocks of rows end between groups.
     keeps_groups: bool = False
     averages: bool = False  # whether trees are averaged, not added up: rows have sums of their own, see `trees.tree_means`
@@ -82,6 +81,16 @@ class ShardSpec:
     def has_tree_bins(self) -> bool:
         """Whether trees grow by bins of their own, which are proposed for each tree from the bins of `layout`."""
         return self.bin_layout is not self.layout and bool((self.bin_layout.n_bins != self.layout.n_bins).any())
+
+    @property
+    def is_identity_bin_map(self) -> np.ndarray:
+        """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
+        return self.bin_layout.n_bins == self.layout.n_bins
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes of the histograms of a node: a float64 for each channel of each fine bin."""
+        return 8 * self.n_channels * int(self.layout.offset[-1])
 
     def field_groups(self, *, in_memory: bool) -> list[FieldGroup]:
         """Return the fields of training rows; in memory these have their codes by columns, too."""

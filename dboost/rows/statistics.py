@@ -285,7 +285,7 @@ def _fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, s
 
     scale : factor of the Hessians before they are rounded. Features whose fine bins are their bins are left at 0.
     """
-    offset, kept = shard.layout.offset, shard.is_identity_bin_map
+    offset, kept = shard.layout.offset, shard.spec.is_identity_bin_map
     mass = np.zeros(int(offset[-1]), np.int64)
     hessian = or_empty(shard.split_arrays(subset.output)[1], "float32")
     repeat_count = or_empty(shard.repeat_count, "uint8")

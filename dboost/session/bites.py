@@ -108,11 +108,11 @@ class BiteStore:
         self._bytes_before = 0
         #: Number of rows of each partition in each part.
         self._counts = {number: self._count(rows, number, n_kept) for number, n_kept in rows.owned.items()}
-        groups, sizes = _fields(spec.shard), self._sizes()
+        groups, sizes = _fields(spec.shard_spec), self._sizes()
         place, piece_rows = None, _PIECE_ROWS
         if budget is not None:
             place = InFiles(_block_rows(groups, n_parts, budget.limit // 4), root)
-            piece_rows = rows_that_fit(code_fields(spec.shard.layout), sum(sizes))
+            piece_rows = rows_that_fit(code_fields(spec.shard_spec.layout), sum(sizes))
         self._store = RowStore(groups, sizes, place)
         try:
             ids, first = rows.ids(), 0
@@ -139,7 +139,7 @@ class BiteStore:
     def _count(self, rows: TableRows, number: int, n_rows: int) -> np.ndarray:
         """Return the number of rows of a partition in each part."""
         spec, start = self.spec, self._id_ranges.start(number)
-        if not spec.shard.has_draw_ids:
+        if not spec.shard_spec.has_draw_ids:
             return part_sizes(spec.seed, self._n_parts, n_rows, start)
         return np.bincount(parts_of(spec.seed, self._n_parts, rows.draw_ids(number, start)), minlength=self._n_parts)
 
@@ -175,7 +175,7 @@ class BiteStore:
         if len(rows) > 1:
             fields = {name: np.concatenate([of_part[name] for of_part in rows], axis=-1) for name in fields}
         del rows
-        return rows_in_memory(fields, self.spec.shard, spread=self._spread)
+        return rows_in_memory(fields, self.spec.shard_spec, spread=self._spread)
 
     def rows_of(self, part: int, iterations: Iterations) -> dict[str, np.ndarray]:
         """Return the rows of a part by field, with raw scores that include these iterations and that the caller may modify.
@@ -185,7 +185,7 @@ class BiteStore:
         rows = self._store.load(part)
         missed = [*chain.from_iterable(iterations[self._n_seen[part] :])]
         if missed:
-            layout, raw = self.spec.shard.layout, rows["raw"]
+            layout, raw = self.spec.shard_spec.layout, rows["raw"]
             codes = columns_among(rows, layout)
             self._spread(lambda first, last: add_trees(codes, layout, missed, raw, first, last), raw.shape[1])
             self._store.save("raw", raw, part)

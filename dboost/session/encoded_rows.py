@@ -72,7 +72,7 @@ def joined_rows(parts: list[EncodedRows], spec: BuildSpec, n_threads: int) -> En
     if "raw" not in fields:
         fields["raw"] = _baseline(spec, n_rows)
     parts.clear()
-    return rows_in_memory(fields, spec.shard, ids, spread=lambda work, n: in_ranges(work, n, n_threads))
+    return rows_in_memory(fields, spec.shard_spec, ids, spread=lambda work, n: in_ranges(work, n, n_threads))
 
 
 def rows_in_memory(
@@ -102,7 +102,7 @@ def rows_in_memory(
     for name, values in spec.constant_state(fields.get("weight"), fields["raw"].shape).items():
         shard.fields[name][...] = values
     if spec.has_tree_bins:
-        for feature in np.flatnonzero(shard.is_identity_bin_map).tolist():
+        for feature in np.flatnonzero(spec.is_identity_bin_map).tolist():
             shard.bins.of(feature)[:] = shard.codes.of(feature)
     if "tiles" not in fields:
         if spread is None:

@@ -108,12 +108,12 @@ class EvaluationRows:
         shared: ConsecutiveCodes | None = None,
     ) -> None:
         self.shares, self.loss, self.batch, self.owned = RowShares(store, team), spec.target.loss, batch, owned
-        self._layout, self._size, self._block, self._shared = spec.shard.layout, size, block, shared
+        self._layout, self._size, self._block, self._shared = spec.shard_spec.layout, size, block, shared
         self._row_of = code_rows(self._layout)
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
         #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
         self._n_before = n_before = _n_averaged(spec)
-        self._width, self._unit = spec.shard.width, spec.unit  # values per leaf, and unit of the values
+        self._width, self._unit = spec.shard_spec.width, spec.unit  # values per leaf, and unit of the values
         self._sums = "raw" if n_before is None else "tree_sum"
 
     @property
@@ -246,7 +246,7 @@ def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> l
 
 def _n_averaged(spec: BuildSpec) -> int | None:
     """Return the number of iterations of the model that is continued if trees are averaged, else None."""
-    return spec.warm_start.n_before if spec.shard.averages else None
+    return spec.warm_start.n_before if spec.shard_spec.averages else None
 
 
 _CODES = ("narrow", "wide")
@@ -333,17 +333,17 @@ class SessionEvalSets:
         """
         n_threads = self._team.n_threads
         counts, (max_weight, weighted) = rows.counts(), rows.weights()
-        n_rows, groups = sum(counts), eval_fields(spec.shard, weighted)
+        n_rows, groups = sum(counts), eval_fields(spec.shard_spec, weighted)
         place, piece_rows = None, min(n_rows, _PIECE_ROWS)
         if budget is not None and not with_block:
-            row_bytes = sum(field.n_bytes(1) for group in eval_fields(spec.shard, True) for field in group.fields)
+            row_bytes = sum(field.n_bytes(1) for group in eval_fields(spec.shard_spec, True) for field in group.fields)
             if budget.holds_set(self._n_bytes + n_rows * row_bytes):
                 self._n_bytes += n_rows * row_bytes
             else:
                 piece_rows = budget.block_rows_of_set(rows_that_fit(groups[0].fields, n_rows), row_bytes, n_threads)
                 place = InFiles(piece_rows, self._root)
         shared = shared if place is None else None
-        store = RowStore(groups if shared is None else eval_fields(spec.shard, weighted, has_codes=False), [n_rows], place)
+        store = RowStore(groups if shared is None else eval_fields(spec.shard_spec, weighted, has_codes=False), [n_rows], place)
         try:
             without_codes = shared is not None and spec.warm_start.model is None
             for piece in rows.start_fields(spec) if without_codes else rows.evaluated(spec, n_threads, piece_rows):
@@ -371,7 +371,7 @@ class SessionEvalSets:
     def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
         """Add rows that another session has encoded, in memory."""
         n_rows = sum(n for _, n in rows.owned)
-        store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
+        store = RowStore(eval_fields(spec.shard_spec, "weight" in rows.fields), [n_rows])
         store.append(n_rows, rows.fields)
         part = EvaluationRows(store, spec, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
         self._append(rows.name, part)

@@ -59,7 +59,7 @@ class RowIdRanges:
 class BuildSpec:
     """Parameters for building shards and evaluation sets from the rows of a session; equal in all sessions of a fit."""
 
-    shard: ShardSpec
+    shard_spec: ShardSpec
     binning: Binning
     target: Target  # loss and classes; contains no rows
     baseline: np.ndarray  # float64[n_outputs]
@@ -97,11 +97,11 @@ class BuildSpec:
             If rows must be streamed and the histograms of a tree exceed the `memory_limit`.
         """
         limit = self.budget or (spare if self.may_stream else None)
-        if limit is None or limit.holds_rows(self.shard, n_rows + n_there, n_threads):
+        if limit is None or limit.holds_rows(self.shard_spec, n_rows + n_there, n_threads):
             return None
         if self.n_parts is None:  # otherwise trees grow on a bite in memory
             try:
-                limit.histograms(self.shard, n_rows, n_threads)
+                limit.histograms(self.shard_spec, n_rows, n_threads)
             except ParameterError:
                 if self.budget is not None:
                     raise

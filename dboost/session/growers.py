@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
-from typing import Any
 
 from dboost.errors import ParameterError
+from dboost.rows.shard import Shard
 from dboost.trees.fit_trees import GrownTree
+from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.rounds_in_files import RoundsInFiles
 from dboost.trees.rounds_in_memory import RoundsInMemory
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
@@ -50,31 +51,33 @@ class MemoryGrower(Grower):
     """Grows trees of rows in memory: whole trees in one compiled call, or in rounds, in which each thread has a share.
 
     rows : TrainingRows
+    shard : Shard
+        `TrainingRows.shard`.
     """
 
-    def __init__(self, rows: Any) -> None:
-        self._rows, self.whole = rows, WholeTrees(rows)
+    def __init__(self, rows: GrowerRows, shard: Shard) -> None:
+        self._rows, self._shard, self.whole = rows, shard, WholeTrees(rows, shard)
         self.grow_trees = self.whole.grow_trees
 
     @cached_property
-    def shares(self) -> list[RoundsInMemory]:
+    def by_thread(self) -> list[RoundsInMemory]:
         """Grow trees in rounds on the share of each thread."""
         n_shares = self._rows.shares.n
-        return [RoundsInMemory(self._rows.shard, k, n_shares) for k in range(n_shares)]
+        return [RoundsInMemory(self._shard, k, n_shares) for k in range(n_shares)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
-        rows, shares = self._rows, self.shares
+        rows, by_thread = self._rows, self.by_thread
         rows.route_excluded()
-        sampled = [rows.shard.grown_rows(*task.row_subset) for task in tasks]
+        sampled = [self._shard.grown_rows(*task.row_subset) for task in tasks]
         rows.merge_bins(tasks)
-        rows.shares.run(lambda k: shares[k].begin(tasks, sampled))
+        rows.shares.run(lambda k: by_thread[k].begin(tasks, sampled))
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
-        shares = self.shares
-        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: shares[k].sum_histograms(output, request)))
+        by_thread = self.by_thread
+        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: by_thread[k].sum_histograms(output, request)))
 
     def close(self) -> None:
-        for share in vars(self).pop("shares", ()):
+        for share in vars(self).pop("by_thread", ()):
             share.close()
 
 
@@ -84,34 +87,34 @@ class FileGrower(Grower):
     rows : TrainingRows
     """
 
-    def __init__(self, rows: Any) -> None:
-        self._rows, self.shares = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.shares.n)]
+    def __init__(self, rows: GrowerRows) -> None:
+        self._rows, self.by_thread = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.shares.n)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
-        self._rows.shares.run(lambda k: self.shares[k].begin(tasks))
+        self._rows.shares.run(lambda k: self.by_thread[k].begin(tasks))
 
     def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
-        for share in self.shares:
+        for share in self.by_thread:
             share.begin_round(requests)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
-        shares = self.shares
-        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: shares[k].sum_histograms(output, request)))
+        by_thread = self.by_thread
+        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: by_thread[k].sum_histograms(output, request)))
 
     def close(self) -> None:
-        for share in self.shares:
+        for share in self.by_thread:
             share.close()
 
 
-def _on_cpu(rows: Any) -> Grower:
-    return FileGrower(rows) if rows.in_files else MemoryGrower(rows)
+def _on_cpu(rows: GrowerRows) -> Grower:
+    return FileGrower(rows) if rows.shard is None else MemoryGrower(rows, rows.shard)
 
 
 #: What makes the grower of training rows, by name.
-GROWERS: dict[str, Callable[[Any], Grower]] = {"cpu": _on_cpu}
+GROWERS: dict[str, Callable[[GrowerRows], Grower]] = {"cpu": _on_cpu}
 
 
-def new_grower(rows: Any) -> Grower:
+def new_grower(rows: GrowerRows) -> Grower:
     """Return the grower of training rows (`TrainingRows`) that `Tuning.grower` names."""
     name = tuning().grower
     if name not in GROWERS:

@@ -141,11 +141,10 @@ class LocalSessions:
         return map(self.trees.add, self._grow_in_rounds(tasks) if trees is None else trees)
 
     def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        shard, (n_leaves, n_trees) = self.spec.shard, self.session.pass_width
-        is_identity = shard.layout.n_bins == shard.bin_layout.n_bins
+        spec, (n_leaves, n_trees) = self.spec.shard_spec, self.session.pass_width
         for first in range(0, len(tasks), n_trees):
             tasks_together = tuple(tasks[first : first + n_trees])
-            order = GrowOrder(tasks_together, shard.bin_layout, is_identity, self.n_rows, n_leaves)
+            order = GrowOrder(tasks_together, spec.bin_layout, spec.is_identity_bin_map, self.n_rows, n_leaves)
             yield from self._rounds.grow_trees(self._begin, order)
 
     @cached_property

@@ -256,8 +256,7 @@ def resident_bytes(spec: ShardSpec, n_rows: int) -> int:
 
 def histogram_bytes(spec: ShardSpec, n_threads: int) -> int:
     """Return the bytes of the histograms of all leaves of a tree, of one more, and of the partial sums of each thread."""
-    histogram_bytes = 8 * spec.n_channels * int(spec.layout.offset[-1])
-    return histogram_bytes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
+    return spec.node_bytes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
 
 
 def check_proposal(parameters: Parameters) -> None:
@@ -334,20 +333,16 @@ def nodes_per_pass(spec: ShardSpec, n_bytes: int, n_threads: int) -> int:
 
     Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
     """
-    layout = spec.layout
-    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
-    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
-    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
+    kept = spec.node_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
+    each = n_threads * (spec.node_bytes + 8 * int(spec.layout.start[-1])) + spec.node_bytes
     return int(min(max((n_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
 def tree_bytes(spec: ShardSpec, width: int, n_threads: int) -> int:
     """Return the bytes of the histograms of a tree that grows over files, with `width` nodes opened in one pass."""
-    layout = spec.layout
-    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
-    kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
-    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
+    kept = 2 * spec.node_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
+    each = n_threads * (spec.node_bytes + 8 * int(spec.layout.start[-1])) + 2 * spec.node_bytes
     return kept + width * each
 
 

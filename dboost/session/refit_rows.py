@@ -42,11 +42,11 @@ def rows_with_values(rows: TableRows, spec: BuildSpec) -> Iterator[EncodedStore]
             "raw": np.ascontiguousarray(spec.in_unit(rows.start_scores_of(k))),
             "values": values,
         }
-        if spec.shard.weighted:
+        if spec.shard_spec.weighted:
             fields["weight"] = np.ones(n) if roles.weight is None else roles.weight
         group = FieldGroup("values", [Field("values", values.dtype.str, (), values.shape[1:])], sealed=True)
-        store = RowStore([group, *spec.shard.field_groups(in_memory=True)[1:]], [n], arrays=fields)
-        yield EncodedStore(store, spec.shard, RowIds(np.array([[rows.id_ranges.start(number), n]], np.int64)))
+        store = RowStore([group, *spec.shard_spec.field_groups(in_memory=True)[1:]], [n], arrays=fields)
+        yield EncodedStore(store, spec.shard_spec, RowIds(np.array([[rows.id_ranges.start(number), n]], np.int64)))
 
 
 def _check_finite(table: Table, k: int, values: np.ndarray) -> None:

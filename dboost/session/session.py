@@ -6,8 +6,8 @@ tasks run concurrently. A fit without a cluster has a single session, which
 `local_sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
-values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
-not change the gradients.
+values cannot be added twice, because `advance_to` has the number of its iteration. A tree can be grown again, because growing
+does not change the gradients.
 
 **Rows are divided among threads**, a share of the shard for each. Each share has its own histograms, and the session returns
 their sums. Rows that are loaded later, because another worker died, become further training rows with a shard of their own.
@@ -356,7 +356,7 @@ class Session:
         spec, most = self._spec, tuning().session_rows
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
-            most = budget.most_rows(spec.shard, self.n_threads)
+            most = budget.most_rows(spec.shard_spec, self.n_threads)
         return RowPlaces(in_files, most, self.pass_width.n_trees)
 
     @remote
@@ -480,9 +480,8 @@ class Session:
 
     def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
         """Return a buffer for the histograms of a round as int32[...]."""
-        shard = self.trained[0].spec
-        of_node = shard.n_channels * int(shard.bin_layout.offset[-1])
-        size = of_node * sum(len(request.nodes) for request in requests.values())
+        spec = self.trained[0].shard_spec
+        size = spec.n_channels * int(spec.bin_layout.offset[-1]) * sum(len(request.nodes) for request in requests.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         return self._narrow

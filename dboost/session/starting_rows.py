@@ -82,7 +82,7 @@ class StartingRows:
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         seen = (0 if self.scores_of is None else warm_start.n_earlier, warm_start.n_before)
         for piece in encoded_pieces(
-            self.table, spec.binning, spec.shard.layout, n_threads, piece_rows, allow_infinite=evaluates, chosen=self.rows
+            self.table, spec.binning, spec.shard_spec.layout, n_threads, piece_rows, allow_infinite=evaluates, chosen=self.rows
         ):
             n = piece.codes.n_rows
             if piece.number != chunk:
@@ -96,15 +96,15 @@ class StartingRows:
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
                 add_block(raw, flat, matrix, seen, n_threads)
-                if evaluates and spec.shard.averages:
+                if evaluates and spec.shard_spec.averages:
                     sums = np.zeros((n, len(raw)))
                     flat.add_to(sums, matrix, (0, warm_start.n_before), n_threads)
                     fields["tree_sum"] = sums.T
             fields["raw"] = raw
-            if evaluates or spec.shard.weighted:
+            if evaluates or spec.shard_spec.weighted:
                 weight = piece.roles.weight if self.rows is None else self._weight(n_before, n)
                 fields["weight"] = np.ones(n) if weight is None else weight
-            if spec.shard.has_draw_ids and not evaluates:
+            if spec.shard_spec.has_draw_ids and not evaluates:
                 fields["draw_id"] = piece.roles.group_keys
             yield fields
             first, n_before = first + n, n_before + n

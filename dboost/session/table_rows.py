@@ -180,7 +180,7 @@ class TableRows:
         kept = kept_rows(weight)
         n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
         borders = [n_kept * k // n_ranges for k in range(n_ranges + 1)]
-        if spec.shard.keeps_groups and (keys := self._draw_id_of(spec, slice(0, n_kept))) is not None:
+        if spec.shard_spec.keeps_groups and (keys := self._draw_id_of(spec, slice(0, n_kept))) is not None:
             borders = next_ends(ends_of(keys), np.array(borders)).tolist()
         for first, last in pairwise(borders):
             kept_range, n = slice(first, last), last - first
@@ -189,18 +189,18 @@ class TableRows:
             positions = None
             if n < table.n_rows:
                 positions = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.shard.layout, positions, self.n_threads, n_rows)
+            codes = encode_table(table, spec.binning, spec.shard_spec.layout, positions, self.n_threads, n_rows)
             raw = None
             if self._has_start_scores or table.offset is not None or spec.warm_start.model is not None:
                 raw = self._raw_scores(spec, positions, kept_range)
             if last == n_kept:
                 self.close_values()
             target = spec.in_unit(y if positions is None else y[..., positions])
-            target = compacted(target) if spec.shard.compacts_target else target
+            target = compacted(target) if spec.shard_spec.compacts_target else target
             fields = {"target": target, "narrow": codes.narrow, "wide": codes.wide}
             if raw is not None:
                 fields["raw"] = spec.in_unit(raw)
-            if spec.shard.weighted:
+            if spec.shard_spec.weighted:
                 fields["weight"] = np.ones(n) if weight is None else weight if positions is None else weight[positions]
             if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
                 fields["draw_id"] = draw_id
@@ -219,12 +219,12 @@ class TableRows:
         fields = {}
         with shared.building:  # one fold after the other, since this takes memory for a moment
             for name, values in segments.in_order(self._fields_of_fold(spec, kept, slice(0, len(kept)))):
-                compact = compacted(values) if name == "target" and spec.shard.compacts_target else values
+                compact = compacted(values) if name == "target" and spec.shard_spec.compacts_target else values
                 fields[name] = shared.values(name, compact, of_parts) if name in ("target", "weight") else compact
                 del values, compact
         self._shared = None
         self.close_values()
-        return rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
+        return rows_in_memory(fields | shared.fields, spec.shard_spec, segments=segments, shared=shared)
 
     def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> Iterator[tuple[str, np.ndarray]]:
         """Yield everything but codes of the rows that a fold trains on, by name, in the order of the table.
@@ -233,7 +233,7 @@ class TableRows:
         """
         yield "target", spec.in_unit(self._targets.together[..., kept])
         yield "raw", spec.in_unit(self._raw_scores(spec, kept, kept_range))
-        if spec.shard.weighted:
+        if spec.shard_spec.weighted:
             yield "weight", np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
         if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
             yield "draw_id", draw_id
@@ -250,9 +250,9 @@ class TableRows:
         table, parts = self.table, fold.parts
 
         def make() -> SharedCodes:
-            codes = encode_table(table, spec.binning, spec.shard.layout, None, self.n_threads)
+            codes = encode_table(table, spec.binning, spec.shard_spec.layout, None, self.n_threads)
             n_growing = spec.n_growing or self._n_growing or self.n_threads
-            return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
+            return SharedCodes(codes, parts, spec.shard_spec, n_growing, self.n_threads)
 
         if self._shared is None:
             self._shared = shared_codes((fold.codes_id, tuple(table.partition_ids)), make)
@@ -268,7 +268,7 @@ class TableRows:
             return None
         shared = self._shared_codes(spec, fold)
         first = shared.first_of(positions)
-        return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
+        return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard_spec.layout), first)
 
     def set_row_ids(self, id_ranges: RowIdRanges) -> None:
         """Set the global ids of the rows. Idempotent."""
@@ -299,18 +299,18 @@ class TableRows:
 
         root : parent of the folder; default: the one of `PrivateDirectory`.
         """
-        n_rows, layout = self.n_kept, spec.shard.layout
+        n_rows, layout = self.n_kept, spec.shard_spec.layout
         block_rows = rows_that_fit(code_fields(layout), n_rows)
         place = InFiles(block_rows, root)
-        if spec.shard.keeps_groups:
+        if spec.shard_spec.keeps_groups:
             table = self.table
             sizes = block_sizes(ends_of_parts(table.draw_ids(k, 0) for k in range(table.n_chunks)), block_rows)
             place = InFiles(max(sizes), root, sizes)
-        store = RowStore(spec.shard.field_groups(in_memory=False), [n_rows], place)
+        store = RowStore(spec.shard_spec.field_groups(in_memory=False), [n_rows], place)
         try:
             for fields in self.starting.trained(spec, self.n_threads, block_rows):
                 fields["tiles"] = tiles_of(columns_among(fields, layout), layout)
-                fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+                fields |= spec.shard_spec.constant_state(fields.get("weight"), fields["raw"].shape)
                 store.append(fields["raw"].shape[1], fields)
             store.check_filled()
         except BaseException:
@@ -443,7 +443,7 @@ class TableRows:
     def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
         group = self.table.all_roles.group
-        if not spec.shard.has_draw_ids or group is None:
+        if not spec.shard_spec.has_draw_ids or group is None:
             return None
         kept = kept_rows(self.table.weight)
         return group[kept_range] if kept is None else group[kept[kept_range]]

@@ -94,20 +94,20 @@ class TrainingRows:
         n_staying: int = 0,
         n_trees: int = 1,
     ) -> None:
-        self.store, self.spec, self._ids, segments, self.shared = rows
-        self.batch, self.applied, self._build_spec, self._refit_leaves = batch, -1, spec, refit_leaves
+        self.store, self.shard_spec, self._ids, segments, self.shared = rows
+        self.batch, self.applied, self.spec, self._refit_leaves = batch, -1, spec, refit_leaves
         self.stats: GradientStats | None = None
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
         self.shard: Shard | None = None  # the rows, if they are in memory
         self.n_trees, self.n_rows, self.shares = n_trees, self.store.n_rows, RowShares(self.store, team)
         if self.store.place is None:
-            self.shard = Shard(self.store.load(), self.spec, self._ids, segments=segments)
+            self.shard = Shard(self.store.load(), self.shard_spec, self._ids, segments=segments)
             self.n_rows = self.shard.n_trained
         else:
             self.store.n_staying = n_staying
         self._scratch = [new_pass_scratch() for _ in range(self.shares.n)]
-        self._has_categories = bool(self.spec.layout.is_categorical.any())
+        self._has_categories = bool(self.shard_spec.layout.is_categorical.any())
         if past is not None:
             self._replay(past)
 
@@ -131,7 +131,7 @@ class TrainingRows:
                 yield self.shard, first, last
             return
         for block in self.shares.walk(k, reads, writes, unverified=() if verify else ("codes",)):
-            yield Shard(block.fields, self.spec, self._ids, block.start), 0, block.n_rows
+            yield Shard(block.fields, self.shard_spec, self._ids, block.start), 0, block.n_rows
 
     def each(
         self, work: Callable[[Shard, int, int], Any], reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = ()
@@ -145,7 +145,7 @@ class TrainingRows:
         The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
         `trees.tree_means` instead.
         """
-        is_repeated, averages = number <= self.applied, self.spec.averages
+        is_repeated, averages = number <= self.applied, self.shard_spec.averages
         if is_repeated and self.stats is not None:
             return self.stats
         if averages and not is_repeated:
@@ -157,7 +157,7 @@ class TrainingRows:
         if averages or is_repeated:
             values = np.zeros_like(values)
         unrouted, self.unrouted = self.unrouted, []
-        reads, writes = self.spec.advance_fields(terms)
+        reads, writes = self.shard_spec.advance_fields(terms)
 
         def work(k: int) -> GradientStats:
             passes = []
@@ -210,9 +210,9 @@ class TrainingRows:
     # Replay, and rows that go.
 
     def _replay(self, past: ReplayState) -> None:
-        if self.spec.averages:
+        if self.shard_spec.averages:
             self._replay_forest(past)
-        missed = () if self.spec.averages else [*chain.from_iterable(past.iterations)]
+        missed = () if self.shard_spec.averages else [*chain.from_iterable(past.iterations)]
         if missed or past.pending:
 
             def work(shard: Shard, first: int, last: int) -> None:
@@ -227,7 +227,8 @@ class TrainingRows:
                 self.assign_leaves(iteration)
                 self.advance(iteration, terms, values)
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            self.advance(number, replace(terms, keeps_gradients=False), np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
+            no_values = np.zeros((self.shard_spec.n_outputs, self.shard_spec.max_leaves))
+            self.advance(number, replace(terms, keeps_gradients=False), no_values)
         if past.refit_iteration >= 0:
             self.assign_leaves(past.refit_iteration)
 
@@ -244,16 +245,16 @@ class TrainingRows:
         """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
         self.route_excluded()
         self._n_added += 1
-        sample = self._build_spec.sample_of(self._n_added)
+        sample = self.spec.sample_of(self._n_added)
         self._add_values([(sample, lambda shard: values_of_leaves(shard, values))], ["leaf"])
 
     def _replay_forest(self, past: ReplayState) -> None:
         """Add the trees of a forest so far to the sums of the rows that they did not draw."""
-        first, earlier = self._build_spec.earlier_iterations()
+        first, earlier = self.spec.earlier_iterations()
         iterations = [*earlier, *past.iterations]
         self._n_added += len(past.iterations)
         trees = [
-            (self._build_spec.sample_of(iteration), partial(values_of_trees, trees=of_iteration))
+            (self.spec.sample_of(iteration), partial(values_of_trees, trees=of_iteration))
             for iteration, of_iteration in enumerate(iterations, first)
         ]
         if trees:
@@ -271,7 +272,7 @@ class TrainingRows:
 
         if self.shard is not None:
             known[id(self.shard)] = of_trees(self.shard)
-        drawn_by = ["draw_id"] if self.spec.has_draw_ids else []
+        drawn_by = ["draw_id"] if self.shard_spec.has_draw_ids else []
         self.each(work, [*SUMS, *reads, *drawn_by], SUMS)
 
     def row_ids(self) -> np.ndarray:
@@ -287,7 +288,7 @@ class TrainingRows:
         """
         self.route_excluded()
         row_ids = self.row_ids()
-        kept = self._build_spec.id_ranges.are_of(row_ids, partition_ids)
+        kept = self.spec.id_ranges.are_of(row_ids, partition_ids)
         n = int(np.count_nonzero(kept))
         if n == self.n_rows:
             return self
@@ -297,11 +298,11 @@ class TrainingRows:
         elif n:
             ids = self._ids if "row_ids" in self.store.names else RowIds(runs_of(row_ids[kept]))
             del row_ids
-            left = EncodedStore(self.shares.subset(kept), self.spec, ids)
+            left = EncodedStore(self.shares.subset(kept), self.shard_spec, ids)
         if left is not None:
             team = self.shares.team if self.in_files else self._new_team(n)
             passes = n_staying, self.n_trees  # as many blocks as before fit in memory
-            remaining = TrainingRows(left, self.batch, self._build_spec, None, team, self._refit_leaves, *passes)
+            remaining = TrainingRows(left, self.batch, self.spec, None, team, self._refit_leaves, *passes)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
         return remaining
@@ -311,10 +312,10 @@ class TrainingRows:
         by_id = np.argsort(row_ids)
         store = RowStore(self.store.groups, [len(rows)])
         store.append(len(rows), self.store.load(), rows[by_id])
-        return EncodedStore(store, self.spec, RowIds(runs_of(row_ids[by_id])))
+        return EncodedStore(store, self.shard_spec, RowIds(runs_of(row_ids[by_id])))
 
     def _new_team(self, n_rows: int) -> Team:
-        return team_for(n_rows, max(len(self._build_spec.binning.features), 1), self.shares.team.n_threads)
+        return team_for(n_rows, max(len(self.spec.binning.features), 1), self.shares.team.n_threads)
 
     def unload(self) -> None:
         """Write resident blocks of files to them, and stream them from now on."""
@@ -359,14 +360,14 @@ def streamed_rows(
     """
     n_rows = rows.n_kept
     if not n_rows:
-        return None, PassWidth(1, spec.shard.n_trees)
-    memory = limit.histograms(spec.shard, n_rows, team.n_threads)
+        return None, PassWidth(1, spec.shard_spec.n_trees)
+    memory = limit.histograms(spec.shard_spec, n_rows, team.n_threads)
     store, ids = rows.write(spec, root)
     try:
         n_shares = min(team.n_threads, store.n_blocks)
-        n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_shares)
-        n_trees, n_staying = _divide(store, spec.shard, memory - limit.reserve, n_leaves, n_shares, is_alone=is_alone)
-        encoded = EncodedStore(store, spec.shard, ids)
+        n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard_spec, memory, n_shares)
+        n_trees, n_staying = _divide(store, spec.shard_spec, memory - limit.reserve, n_leaves, n_shares, is_alone=is_alone)
+        encoded = EncodedStore(store, spec.shard_spec, ids)
         return TrainingRows(encoded, batch, spec, past, team, n_staying=n_staying, n_trees=n_trees), PassWidth(
             n_leaves, n_trees
         )

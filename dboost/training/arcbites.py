@@ -112,7 +112,7 @@ class _Bites:
         totals = []
         for part in self._parts:
             self.select([part])
-            totals.append(merged_fingerprint(self._loop.sessions, self._loop.plan.shard))
+            totals.append(merged_fingerprint(self._loop.sessions, self._loop.plan.shard_spec))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
     def losses(self, bites: Sequence[int]) -> dict[int, float]:

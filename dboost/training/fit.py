@@ -96,7 +96,7 @@ def train(request: FitRequest, sessions: Sessions) -> FitResult:
         with request.checkpoint or nullcontext():
             with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
                 plan = prepare(request, sessions, clock, model_so_far)
-                trees = TreesSoFar(plan.shard.n_trees)
+                trees = TreesSoFar(plan.shard_spec.n_trees)
                 encode(plan, sessions, trees, clock)
             return boost(plan, sessions, trees, clock, model_so_far)
     finally:
@@ -124,17 +124,17 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
     request.progress.phase("binning")
     if warm_start.is_new_source:
         sessions.change(TableRows.compute_start_scores, warm_start)
-    description = describe(request, parameters, target, sessions)  # the first call of workers: it makes all changes so far
+    description = describe(request, parameters, target, sessions)  # often the first call of workers: it makes all changes
     binning = propose_bins(request, parameters, warm_start, features, sessions)
     ask = partial(of_roles, sessions)
     stats = target_stats(target.loss, ask, continues=warm_start.is_new_source, sizes=description.sizes)
     plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start)
     plan = replace(plan, chosen=held_out.chosen)
-    if plan.shard.has_draw_ids and plan.parameters.arcbites is not None:
+    if plan.shard_spec.has_draw_ids and plan.parameters.arcbites is not None:
         seed, n_parts = plan.parameters.random_state, plan.parameters.arcbites.n_parts
         plan = replace(plan, parts_with_rows=reduce(np.logical_or, ask(parts_with_rows, seed, n_parts)))
     loss = plan.target.loss
-    if plan.shard.width > 1 and (loss.parts or not loss.targets.are_classes):  # targets have their own units, classes one
+    if plan.shard_spec.width > 1 and (loss.parts or not loss.targets.are_classes):  # targets have their own units, classes one
         plan = replace(plan, output_scales=output_scales(loss, ask, stats.baseline))
     model_file.check(plan.empty)  # now rather than after hours of training
     return plan

@@ -101,7 +101,7 @@ def refit_leaves(
             description = describe(request, parameters[-1], target, sessions)
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
-            sessions.build(spec, {}, TreesSoFar(spec.shard.n_trees))
+            sessions.build(spec, {}, TreesSoFar(spec.shard_spec.n_trees))
         model_refit = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
     finally:
         sessions.close()
@@ -111,9 +111,9 @@ def refit_leaves(
 def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, *, weighted: bool) -> BuildSpec:
     """Return the specification of rows without codes."""
     loss = stats.loss.in_unit(stats.unit)
-    shard = refit_shard_spec(model, loss, weighted=weighted, loss_unit=stats.loss_unit)
+    shard_spec = refit_shard_spec(model, loss, weighted=weighted, loss_unit=stats.loss_unit)
     return BuildSpec(
-        shard=shard,
+        shard_spec=shard_spec,
         binning=Binning((), ()),
         target=target,
         baseline=model.baseline,

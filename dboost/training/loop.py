@@ -114,7 +114,7 @@ class BoostingLoop:
         else:
             counted = int(self.target_stats.total_weight), 1.0
         directions = None
-        if plan.shard.width > 1:
+        if plan.shard_spec.width > 1:
             seed, of_forest = plan.learning.random_state, plan.parameters.is_forest
             of_classes, scales = self.loss.has_classes, plan.output_scales
             directions = Directions(self.loss.n_outputs, of_classes, seed, scales, of_forest=of_forest)
@@ -185,7 +185,7 @@ class BoostingLoop:
 
     def _data(self) -> dict[str, Any]:
         """Return the identity of the data for the checkpoint."""
-        sums = merged_fingerprint(self.sessions, self.plan.shard) if self.code_sums is None else self.code_sums
+        sums = merged_fingerprint(self.sessions, self.plan.shard_spec) if self.code_sums is None else self.code_sums
         arcbites = self.parameters.arcbites
         return describe_data(
             self.binning, self.loss, self.sessions.n_rows, None if arcbites is None else arcbites.n_bites, sums
@@ -278,7 +278,7 @@ class BoostingLoop:
     def _set_values(self, task: TreeTask, tree: GrownTree, iteration: int) -> np.ndarray:
         """Compute the leaf values of a tree; return them."""
         sums = None
-        if self.plan.shard.width == 1:
+        if self.plan.shard_spec.width == 1:
             values = self.leaf_estimator.values(tree.leaf_sums, task.row_subset)
         else:
             sums = self.leaf_estimator.output_sums(tree.n_leaves, task.row_subset)

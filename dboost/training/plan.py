@@ -108,7 +108,7 @@ class FitPlan:
     stats: TargetStats
     n_rows: int  # number of training rows
     max_weight: int | None  # the largest weight if integer weights are exploited, see `max_weight_of`
-    shard: ShardSpec
+    shard_spec: ShardSpec
     precision: Precision
     policy: GrowthPolicy
     constraints: FeatureConstraints | None
@@ -144,7 +144,7 @@ class FitPlan:
             # The number of fine bins can be very large; the trees contain the thresholds that are used.
             edges=self.binning.edges if self.parameters.split_proposal == "global" else (),
             parameters=self.parameters.to_dict(),
-            width=self.shard.width,
+            width=self.shard_spec.width,
             averages=self.parameters.is_forest,
         )
 
@@ -153,7 +153,7 @@ class FitPlan:
         """What sessions encode rows and evaluation sets by."""
         arcbites = self.parameters.arcbites
         return BuildSpec(
-            shard=self.shard,
+            shard_spec=self.shard_spec,
             binning=self.binning,
             target=self.target,
             baseline=self.baseline,
@@ -199,9 +199,9 @@ def make_plan(
     hessians = TreeHessians.of(parameters, stats)
     precision = precision_of(parameters, hessians.are_constant, hessians.max_weight or 1)
     policy = GrowthPolicy.of(parameters, rows.n_rows)
-    shard = shard_spec(request, parameters, binning, stats, rows, hessians, policy, precision.n_channels)
+    shard_spec = make_shard_spec(request, parameters, binning, stats, rows, hessians, policy, precision.n_channels)
     if parameters.arcbites is not None:
-        arcbites = with_bite_count(parameters.arcbites, shard, request.budget, rows.n_rows, rows.most_rows)
+        arcbites = with_bite_count(parameters.arcbites, shard_spec, request.budget, rows.n_rows, rows.most_rows)
         parameters, learning = replace(parameters, arcbites=arcbites), replace(learning, arcbites=arcbites)
     monotonic, interaction = parameters.monotonic_cst, parameters.interaction_cst
     groups = None if interaction is None else interaction_groups(interaction, features)
@@ -215,7 +215,7 @@ def make_plan(
         stats=stats,
         n_rows=rows.n_rows,
         max_weight=hessians.max_weight,
-        shard=shard,
+        shard_spec=shard_spec,
         precision=precision,
         policy=policy,
         constraints=FeatureConstraints.of(parameters.max_features, groups, len(features)),
@@ -227,7 +227,7 @@ def make_plan(
     )
 
 
-def shard_spec(
+def make_shard_spec(
     request: FitRequest,
     parameters: Parameters,
     binning: Binning,

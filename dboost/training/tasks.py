@@ -35,7 +35,7 @@ class Tasks:
 
     def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
         """Return the tasks of the trees of an iteration. stats : of the gradients that they are grown from."""
-        tasks = [self._task(stats, iteration, output) for output in range(self._plan.shard.n_trees)]
+        tasks = [self._task(stats, iteration, output) for output in range(self._plan.shard_spec.n_trees)]
         return tasks if self._parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
 
     def _with_bins(self, task: TreeTask) -> TreeTask:
@@ -43,7 +43,7 @@ class Tasks:
         proposal = self._parameters.split_proposal
         if proposal == "node":
             return replace(task, node_bins=self._parameters.max_bins)
-        fine_layout, bin_layout = self._plan.shard.layout, self._plan.shard.bin_layout
+        fine_layout, bin_layout = self._plan.shard_spec.layout, self._plan.shard_spec.bin_layout
         if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
             return task
         masses = self._sessions.statistics(fine_bin_hessians, task.row_subset, float(task.scales[1]))
@@ -58,9 +58,9 @@ class Tasks:
         if parameters.criterion == "gradient":
             max_hessian = self._plan.stats.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
-        scale_h = 1.0 if self._plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
+        scale_h = 1.0 if self._plan.shard_spec.constant_hessian else _scale(packing.max_hessian, max_hessian)
         n = self._sessions.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
-        exact_h = 1.0 if self._plan.shard.constant_hessian else unit_for(max_hessian, n)
+        exact_h = 1.0 if self._plan.shard_spec.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         leaves = self._loss.leaves[output]
         direction = self._plan.direction if leaves.is_monotonic else None

@@ -14,7 +14,6 @@ large would be added outside the histogram; each of the 256 codes of a byte has 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,12 +23,13 @@ from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_
 from dboost.rows.block_file import FieldRef
 from dboost.rows.shard import Shard
 from dboost.rows.shard_spec import ShardSpec
+from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 
 class RoundsInFiles:
-    """Blocks of files and the state of the trees that grow on them; `rounds_in_memory.RoundsInMemory` has the same methods.
+    """Blocks of files and the state of the trees that grow on them; in memory: `rounds_in_memory.RoundsInMemory`.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ class RoundsInFiles:
         Most trees that grow in the same passes.
     """
 
-    def __init__(self, rows: Any, k: int, n_trees: int) -> None:
+    def __init__(self, rows: GrowerRows, k: int, n_trees: int) -> None:
         self.rows, self._k = rows, k
         self.records = np.empty((2, rows.store.block_rows), np.uint64)  # scratch
-        self._buffers = [_HistogramBuffers(rows.spec) for _ in range(n_trees)]
+        self._buffers = [_HistogramBuffers(rows.shard_spec) for _ in range(n_trees)]
         self._trees: dict[int, _Tree] = {}  # growing trees, by output
         self._requests: dict[int, RoundRequest] = {}  # of the current round, to trees that have not been answered
         self._answers: dict[int, RoundHistograms] = {}  # of the last pass
@@ -75,7 +75,7 @@ class RoundsInFiles:
 
     def _sum(self, requests: Mapping[int, RoundRequest]) -> dict[int, RoundHistograms]:
         """Return the histograms for requests to some trees, in one pass over the blocks."""
-        layout = self.rows.spec.layout
+        layout = self.rows.shard_spec.layout
         passes = {
             output: self._trees[output].begin_pass(request, buffers)
             for (output, request), buffers in zip(requests.items(), self._buffers, strict=False)
@@ -127,10 +127,10 @@ class _HistogramBuffers:
 class _Tree:
     """A growing tree: the slot of each node."""
 
-    def __init__(self, grower: RoundsInFiles, task: TreeTask) -> None:
-        self.grower, self.task = grower, task
+    def __init__(self, rounds: RoundsInFiles, task: TreeTask) -> None:
+        self.rounds, self.task = rounds, task
         self.slot_of = {0: 0}
-        self.scratch = np.zeros(int(grower.rows.spec.layout.n_bins.max()) + 1, np.int64)
+        self.scratch = np.zeros(int(rounds.rows.shard_spec.layout.n_bins.max()) + 1, np.int64)
 
     def begin_pass(self, request: RoundRequest, buffers: _HistogramBuffers) -> _TreePass:
         """Assign slots to the new nodes of a request; return what is done with each block."""
@@ -149,7 +149,7 @@ class _TreePass:
 
     def __init__(self, tree: _Tree, request: RoundRequest, buffers: _HistogramBuffers) -> None:
         self._tree, self._request = tree, request
-        spec, n_nodes = tree.grower.rows.spec, len(request.nodes)
+        spec, n_nodes = tree.rounds.rows.shard_spec, len(request.nodes)
         self._layout = layout = spec.layout
         self._splits = splits = request.splits.tolist()
         self._tables = _SplitTables(layout, splits, request.goes_left, tree.slot_of, spec.leaf_type)
@@ -208,7 +208,7 @@ class _TreePass:
                 task.packing,
                 self._pairs,
                 self._counts,
-                tree.grower.records,
+                tree.rounds.records,
                 tree.scratch,
             )
         if self._request.ends_tree:

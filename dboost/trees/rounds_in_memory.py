@@ -25,8 +25,7 @@ BYTES_PER_ROW = 24
 
 
 class RoundsInMemory:
-    """A share of a shard's rows and the state of the trees that grow on it; `rounds_in_files.RoundsInFiles` has the same
-    methods.
+    """A share of a shard's rows and the state of the trees that grow on it; in files: `rounds_in_files.RoundsInFiles`.
 
     Parameters
     ----------
@@ -103,9 +102,13 @@ class GrowingTree:
     ----------
     shard : Shard
     task : TreeTask
-        Gradients and Hessians are quantised by its scales; with `bin_merge` the shard's bins become those of the tree.
+        Gradients and Hessians are quantised by its scales.
     records : uint64[2, n_rows]
         Receives the records.
+    sampled : int64[n] or None
+        The rows of the whole shard that take part; None for all.
+    k, n : int
+        Number of the share, and of shares.
     """
 
     def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, sampled: np.ndarray | None, k: int, n: int) -> None:

@@ -1,7 +1,7 @@
 """Tree growth in rounds: a generator that yields round requests and is sent round results.
 
-The generator does no I/O and does not depend on an engine. A `RoundRequest` carries the splits that were chosen last and the
-sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
+The generator does no I/O and does not depend on where the rows are. A `RoundRequest` carries the splits that were chosen last
+and the sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
 (`trees/tree_rounds.py`) has the request sent to all shards and their `RoundHistograms` added up, passes the sums and the
 sibling pairs to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 

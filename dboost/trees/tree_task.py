@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from dboost.kernels.splits import (
 )
 from dboost.losses.base import Leaves
 from dboost.params import Parameters
+from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_sample import RowSubset, Sample
 
 I = np.int64  # noqa: E741
@@ -224,7 +225,7 @@ class FeatureConstraints(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TreeTask:
-    """Everything that an engine needs to grow one tree."""
+    """Everything that a grower needs to grow one tree."""
 
     limits: SplitParams
     packing: Packing
@@ -236,7 +237,7 @@ class TreeTask:
     least_influence: int = 0  # of rows that take part, as the bits of a float32
     constraints: FeatureConstraints | None = None  # of the features that nodes may split by, None for all features
     direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise, -1 where they may only fall
-    bin_merge: Any = None  # the tree's own bins (`rows.bin_merge.BinMerge`), None where they are those of the whole fit
+    bin_merge: BinMerge | None = None  # the tree's own bins, None where they are those of the whole fit
     node_bins: int | None = None  # number of bins proposed in each node, None where nodes use the bins of the tree
 
     @property

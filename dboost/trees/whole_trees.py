@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from dboost.rows.shard import Shard
 from dboost.trees.apply_trees import assign_leaves
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fit_trees import GrownTree
+from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
 from dboost.trees.steady_roots import SteadyRoots, set_root
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
@@ -48,11 +48,13 @@ class WholeTrees:
     Parameters
     ----------
     rows : TrainingRows
-        Those of all sessions.
+        All rows of the fit.
+    shard : Shard
+        `TrainingRows.shard`.
     """
 
-    def __init__(self, rows: Any) -> None:
-        self._rows, self.shard, self.team, self._shared = rows, rows.shard, rows.shares.team, rows.shared
+    def __init__(self, rows: GrowerRows, shard: Shard) -> None:
+        self._rows, self.shard, self.team, self._shared = rows, shard, rows.shares.team, rows.shared
         self._by_unit = (self.shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
         self._has_categories = bool(self.shard.bin_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
@@ -130,7 +132,7 @@ class WholeTrees:
             if task.bin_merge is not None:
                 self._rows.route_excluded()  # while the bins are those of this tree
         if task.bin_merge is not None:
-            in_fine_bins(tree, task.bin_merge, shard.is_identity_bin_map)
+            in_fine_bins(tree, task.bin_merge, shard.spec.is_identity_bin_map)
         return tree
 
     def _tree_rows(self, task: TreeTask, buffers: _Buffers) -> tuple[TreeRows, int]:

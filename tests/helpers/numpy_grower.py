@@ -9,7 +9,7 @@ import numpy as np
 
 from dboost.rows.shard import Shard
 from dboost.session.growers import GROWERS, Grower
-from dboost.session.training_rows import TrainingRows
+from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
@@ -31,7 +31,7 @@ class NumpyGrower(Grower):
 
     n_begun: ClassVar[int] = 0
 
-    def __init__(self, rows: TrainingRows) -> None:
+    def __init__(self, rows: GrowerRows) -> None:
         self.rows = rows
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:

@@ -83,7 +83,7 @@ class ShardedEngine:
 
     def grow_tree(self, task: TreeTask) -> GrownTree:
         shard = self._growers[0].shard
-        order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
+        order = GrowOrder((task,), shard.bin_layout, shard.spec.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
         return self._rounds.grow_trees(self.begin_round, order)[0]
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:

@@ -33,8 +33,8 @@ from dboost.session.hand_over import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.session import Session
-from dboost.session.training_rows import TrainingRows
 from dboost.training.plan import precision_of
+from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.whole_trees import WholeTrees
 from tests.helpers.clusters import a_table, lines_cluster
 
@@ -43,19 +43,18 @@ MIB, GIB = 2**20, 2**30
 
 
 def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    shards: list[Shard | None] = []
+    shards: list[Shard] = []
     begin: Callable[..., None] = WholeTrees.__init__
 
-    def capture(grower: WholeTrees, rows: TrainingRows) -> None:
-        shards.append(rows.shard)
-        begin(grower, rows)
+    def capture(grower: WholeTrees, rows: GrowerRows, shard: Shard) -> None:
+        shards.append(shard)
+        begin(grower, rows, shard)
 
     monkeypatch.setattr(WholeTrees, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
     dboost.fit(X, rng.normal(size=3000), max_iter=1, n_threads=2, progress=False)
     (shard,) = shards
-    assert shard is not None
     planned = sizing._spec(3000, 11)
     assert resident_bytes(planned, 3000) == resident_bytes(shard.spec, 3000)
     assert histogram_bytes(planned, 2) == histogram_bytes(shard.spec, 2)

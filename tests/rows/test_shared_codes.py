@@ -282,7 +282,7 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
         fields |= {"narrow": own.narrow, "wide": own.wide} if codes is None else {}
         store = RowStore(eval_fields(SPEC, False, has_codes=codes is None), [len(positions)], arrays=fields)
         size, owned = LossMagnitude.of(((1.0, 1.0),), 1.0, len(positions)), [(0, 20), (1, len(positions) - 20)]
-        spec: Any = SimpleNamespace(shard=SPEC, target=SimpleNamespace(loss=SquaredError()), unit=1.0)
+        spec: Any = SimpleNamespace(shard_spec=SPEC, target=SimpleNamespace(loss=SquaredError()), unit=1.0)
         part = EvaluationRows(store, spec, size, Team(2), owned=owned, shared=codes)
         part.add([tree])
         before = part.store.load()["raw"].copy()

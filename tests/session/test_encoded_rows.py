@@ -22,7 +22,7 @@ BASELINE = np.array([0.25])
 
 def spec(n_bins: list[int]) -> Any:
     shard = spec_of(make_table(n_bins, 1, missing=0.0).layout, compacts_target=True)
-    return SimpleNamespace(shard=shard, baseline=BASELINE, in_unit=lambda values: values / 4)
+    return SimpleNamespace(shard_spec=shard, baseline=BASELINE, in_unit=lambda values: values / 4)
 
 
 def rows_of(n_bins: list[int], n: int, seed: int, room: int, kind: int, with_raw: bool) -> EncodedRows:

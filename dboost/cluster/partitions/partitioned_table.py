@@ -75,7 +75,7 @@ class PartitionedTable:
     source: ReadTasks
     worker_partitions: list[WorkerPartitions] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)  # number of rows by partition
-    #: Stages that all partitions have completed; partitions that are read again run them in order.
+    #: Stages in order, the first `_n_stages_sent` of which have been sent; partitions that are read again run them, too.
     stages: list[Stage] = field(default_factory=list)
     fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
     n_outputs: int = 1  # trees of an iteration, once they are known
@@ -344,7 +344,7 @@ class PartitionedTable:
         for batch in sorted({entry.batch for entry in waiting}):
             entries = {entry.ref: entry for entry in waiting if entry.batch == batch}
             workers = self._host_workers()
-            plan = plan_hand_over(self._members(entries, spec, built, workers), workers, row_bytes(spec.shard))
+            plan = plan_hand_over(self._members(entries, spec, built, workers), workers, row_bytes(spec.shard_spec))
             if plan.orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in plan.orders.items()}, Session.hand_over)
             due += self._move_entries(batch, entries, plan.trainers)
@@ -366,7 +366,7 @@ class PartitionedTable:
 
         def member(ref: SessionRef, partition_ids: Sequence[int], *, has_read: bool) -> Member:
             processors = self.connection.processors_of(ref.worker)
-            place = SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
+            place = SessionPlace.of(self._spare[ref], spec.shard_spec, built.get(ref, 0), processors)
             n_rows, n_kept = sum(self.lengths[i] for i in partition_ids), sum(kept[i] for i in partition_ids)
             return Member(n_rows, workers.hosts.get(ref.worker), place, has_read, n_kept)
 

@@ -83,7 +83,7 @@ def dask_setup(scheduler: Scheduler) -> None:
 
 
 class Reducer(SchedulerPlugin):
-    """Drives the rounds of all fits."""
+    """Runs fits in the scheduler: their lines, calls and lost workers. Rounds are in `session_rounds`."""
 
     name = NAME
     idempotent = True

@@ -178,12 +178,12 @@ class ClusterSessions:
         self.trees = trees
         session_spec = replace(spec, n_growing=None)
         self._hold_out(chosen, session_spec)
-        training.n_outputs = spec.shard.n_trees
+        training.n_outputs = spec.shard_spec.n_trees
         if self._is_handed_over(spec):
             training.host_spec = spec
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            return replace(session_spec, leaves_per_pass=spec.shard.max_leaves), self.past()
+            return replace(session_spec, leaves_per_pass=spec.shard_spec.max_leaves), self.past()
 
         places = training.build(Session.build, arguments)
         if spec.may_stream:
@@ -307,9 +307,8 @@ class ClusterSessions:
         n_in_flight = rounds_in_flight(self.connection, [ref.worker for ref in self.training.sessions])
         # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
         how = (max_leaves, 1) if self.streams else (leaves_per_round(max_leaves), n_in_flight)
-        shard = self.spec.shard
-        is_identity = shard.layout.n_bins == shard.bin_layout.n_bins  # whether trees are grown with the fine bins of the model
-        order = GrowOrder(tasks, shard.bin_layout, is_identity, self.n_rows, *how)
+        spec = self.spec.shard_spec
+        order = GrowOrder(tasks, spec.bin_layout, spec.is_identity_bin_map, self.n_rows, *how)
 
         def ask() -> tuple[list[GrownTree], Timing]:
             return self.connection.grow_trees(self.training.sessions, order, self.training.rows_of_sessions())
@@ -327,7 +326,7 @@ class ClusterSessions:
         if any(task.bin_merge is not None for task in tasks):
             return 1
         row_bytes = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
-        histogram_bytes = 16 * int(self.spec.shard.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        histogram_bytes = 16 * int(self.spec.shard_spec.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         budget = self.spec.budget
         tree_bytes = tuning().tree_bytes if budget is None else budget.limit // 16
         most = max(tree_bytes // max(row_bytes, histogram_bytes), 1)
