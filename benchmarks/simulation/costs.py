@@ -16,6 +16,7 @@ import dboost
 from dboost.cluster.transport.line import Line
 from dboost.kernels.histograms import BinLayout
 from dboost.losses.gradient_stats import GradientStats
+from dboost.rows.shard import Shard
 from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.fit_trees import GrownTree
@@ -125,9 +126,8 @@ class _Clock(ShardedEngine):
 
     engines: ClassVar[list[_Clock]] = []
 
-    def __init__(self, rows: TrainingRows) -> None:
-        assert rows.shard is not None
-        super().__init__([rows.shard], ())
+    def __init__(self, rows: TrainingRows, shard: Shard) -> None:
+        super().__init__([shard], ())
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]
         self.engines.append(self)
