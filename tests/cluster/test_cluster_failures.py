@@ -348,7 +348,7 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
         register = dask_scheduler.register_scheduler_plugin
         await asyncio.gather(*(register(Reducer(), idempotent=True) for _ in range(3)))
         reducer = dask_scheduler.plugins["dboost"]
-        return [dask_scheduler.handlers[f"dboost_{name}"].__self__ is reducer for name in ("open", "line", "move", "end")]
+        return [dask_scheduler.handlers[f"dboost_{name}"].__self__ is reducer for name in ("open", "line", "sessions", "end")]
 
     with Processes(2) as processes:
         assert all(processes.client.run_on_scheduler(race))
