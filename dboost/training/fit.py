@@ -29,7 +29,6 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import FOREST, GBDT, Parameters
 from dboost.schema import Feature
-from dboost.session.bites import parts_with_rows
 from dboost.session.cut_groups import check_groups, group_runs
 from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
@@ -49,7 +48,7 @@ from dboost.training.plan import FitPlan, RowsDescription, check_width, make_pla
 from dboost.training.request import FitRequest, check_loss_of_groups
 from dboost.training.scores import stopping_rule, with_estimator_metrics
 from dboost.training.split_limits import no_split_reason
-from dboost.training.target_stats import Sizes, of_roles, output_scales, sizes_of, target_stats
+from dboost.training.target_stats import Sizes, of_roles, sizes_of, target_stats
 from dboost.training.validation_rows import ValidationPlan, check_whole_groups, held_out_rows_of, warn_held_out
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.fit_trees import TreesSoFar
@@ -95,7 +94,7 @@ def train(request: FitRequest, sessions: Sessions) -> FitResult:
     try:
         with request.checkpoint or nullcontext():
             with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
-                plan = prepare(request, sessions, clock, model_so_far)
+                plan = plan_fit(request, sessions, clock, model_so_far)
                 trees = TreesSoFar(plan.shard_spec.n_trees)
                 encode(plan, sessions, trees, clock)
             return boost(plan, sessions, trees, clock, model_so_far)
@@ -104,7 +103,7 @@ def train(request: FitRequest, sessions: Sessions) -> FitResult:
         sessions.close()
 
 
-def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far: ModelSoFar) -> FitPlan:
+def plan_fit(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far: ModelSoFar) -> FitPlan:
     """Read the rows, and decide everything that the trees depend on."""
     request.progress.phase("reading the data")
     features = load(request, sessions)
@@ -124,18 +123,11 @@ def prepare(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far:
     request.progress.phase("binning")
     if warm_start.is_new_source:
         sessions.change(TableRows.compute_start_scores, warm_start)
-    description = describe(request, parameters, target, sessions)  # often the first call of workers: it makes all changes
+    description = describe(request, parameters, target, held_out.chosen, sessions)  # often the first call of workers
     binning = propose_bins(request, parameters, warm_start, features, sessions)
     ask = partial(of_roles, sessions)
     stats = target_stats(target.loss, ask, continues=warm_start.is_new_source, sizes=description.sizes)
-    plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start)
-    plan = replace(plan, chosen=held_out.chosen)
-    if plan.shard_spec.has_draw_ids and plan.parameters.arcbites is not None:
-        seed, n_parts = plan.parameters.random_state, plan.parameters.arcbites.n_parts
-        plan = replace(plan, parts_with_rows=reduce(np.logical_or, ask(parts_with_rows, seed, n_parts)))
-    loss = plan.target.loss
-    if plan.shard_spec.width > 1 and (loss.parts or not loss.targets.are_classes):  # targets have their own units, classes one
-        plan = replace(plan, output_scales=output_scales(loss, ask, stats.baseline))
+    plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start, ask)
     model_file.check(plan.empty)  # now rather than after hours of training
     return plan
 
@@ -286,7 +278,9 @@ def choose_scoring(
     return metrics, stopping
 
 
-def describe(request: FitRequest, parameters: Parameters, target: Target, sessions: Sessions) -> RowsDescription:
+def describe(
+    request: FitRequest, parameters: Parameters, target: Target, chosen: Chosen, sessions: Sessions
+) -> RowsDescription:
     """Return the statistics of the rows that the plan depends on."""
     binned, loss = request.binned, target.loss
     reference: ReferenceSample | None
@@ -297,7 +291,8 @@ def describe(request: FitRequest, parameters: Parameters, target: Target, sessio
         reference = binned.reference(target)
     named = sessions.named if binned is None else binned.named
     has_groups, weighted = "group" in sessions.roles, not sessions.unit_weights
-    return RowsDescription(sessions.n_rows, sessions.most_rows, weighted, named, reference, has_groups, sizes)
+    n_rows, most_rows = sessions.n_rows, sessions.most_rows
+    return RowsDescription(n_rows, most_rows, weighted, named, reference, has_groups, sizes, chosen)
 
 
 #: Values and targets of the rows of the reference sample by partition, and the sizes of the targets.

@@ -98,7 +98,7 @@ def refit_leaves(
                     f"loss={target.loss.name!r} depends on groups of rows: its leaf values cannot be estimated again"
                 )
             sessions.change(TableRows.compute_start_scores, start)
-            description = describe(request, parameters[-1], target, sessions)
+            description = describe(request, parameters[-1], target, {}, sessions)
             stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
             sessions.build(spec, {}, TreesSoFar(spec.shard_spec.n_trees))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.rows.shard_spec import ShardSpec, plan_layout
+from dboost.session.bites import parts_with_rows
 from dboost.session.fit_records import BuildSpec, Chosen
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.target import Target
@@ -27,7 +28,7 @@ from dboost.training.callbacks import StoppingRule
 from dboost.training.damped_steps import with_damped_steps
 from dboost.training.feature_constraints import interaction_groups, monotonic_directions
 from dboost.training.request import FitRequest
-from dboost.training.target_stats import Sizes, TargetStats
+from dboost.training.target_stats import Ask, Sizes, TargetStats, output_scales
 from dboost.trees.tree_task import ANY_ORDER, FeatureConstraints, GrowthPolicy
 
 
@@ -93,6 +94,7 @@ class RowsDescription:
     reference: ReferenceSample | None
     has_groups: bool  # whether rows belong to groups
     sizes: Sizes  # of the targets
+    chosen: Chosen  # the evaluation sets that are chosen from the training rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +119,9 @@ class FitPlan:
     stopping: StoppingRule | None
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
-    output_scales: np.ndarray | None = None  # float64[n_outputs], see `training.directions`; None for classes
-    parts_with_rows: np.ndarray | None = None  # bool[n_parts], see `session.bites`; None unless bites have whole groups
-    chosen: Chosen = field(default_factory=dict)  # the evaluation sets that are chosen from the training rows
+    chosen: Chosen  # the evaluation sets that are chosen from the training rows
+    output_scales: np.ndarray | None  # float64[n_outputs], see `training.directions`; None for classes, which have one unit
+    parts_with_rows: np.ndarray | None  # bool[n_parts], see `session.bites`; None unless bites have whole groups
 
     @property
     def baseline(self) -> np.ndarray:
@@ -179,6 +181,7 @@ def make_plan(
     rows: RowsDescription,
     evaluation: tuple[Sequence[MetricReduction], StoppingRule | None],
     warm_start: WarmStart,
+    ask: Ask,
 ) -> FitPlan:
     """Make the plan of a fit.
 
@@ -192,6 +195,8 @@ def make_plan(
     rows : RowsDescription
     evaluation : tuple
         Metrics and the rule of early stopping.
+    ask : Ask
+        Asks the rows for what only some plans need.
     """
     loss, learning, features = stats.loss, parameters, binning.features
     if warm_start.damps and stats.unexplained is not None and not parameters.is_forest:
@@ -200,9 +205,15 @@ def make_plan(
     precision = precision_of(parameters, hessians.are_constant, hessians.max_weight or 1)
     policy = GrowthPolicy.of(parameters, rows.n_rows)
     shard_spec = make_shard_spec(request, parameters, binning, stats, rows, hessians, policy, precision.n_channels)
+    with_rows = None
     if parameters.arcbites is not None:
         arcbites = with_bite_count(parameters.arcbites, shard_spec, request.budget, rows.n_rows, rows.most_rows)
         parameters, learning = replace(parameters, arcbites=arcbites), replace(learning, arcbites=arcbites)
+        if shard_spec.has_draw_ids:
+            with_rows = reduce(np.logical_or, ask(parts_with_rows, parameters.random_state, arcbites.n_parts))
+    scales = None
+    if shard_spec.width > 1 and (loss.parts or not loss.targets.are_classes):
+        scales = output_scales(loss, ask, stats.baseline)
     monotonic, interaction = parameters.monotonic_cst, parameters.interaction_cst
     groups = None if interaction is None else interaction_groups(interaction, features)
     return FitPlan(
@@ -224,6 +235,9 @@ def make_plan(
         stopping=evaluation[1],
         warm_start=warm_start,
         reference=rows.reference,
+        chosen=rows.chosen,
+        output_scales=scales,
+        parts_with_rows=with_rows,
     )
 
 

@@ -18,7 +18,7 @@ from dboost.training.loop import BoostingLoop
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
 FUNCTIONS = {
     "train": fit.train,
-    "prepare": fit.prepare,
+    "plan_fit": fit.plan_fit,
     "encode": fit.encode,
     "boost": fit.boost,
     "iterate": BoostingLoop.iterate,

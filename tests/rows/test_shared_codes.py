@@ -297,18 +297,18 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
 
 def test_at_most_as_many_folds_load_at_once_as_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, counts = threading.Lock(), [0, 0]
-    prepare = fit.prepare
+    plan_fit = fit.plan_fit
 
     def counted(*arguments: Any) -> Any:
         with lock:
             counts[0] += 1
             counts[1] = max(counts)
-        found = prepare(*arguments)
+        plan = plan_fit(*arguments)
         with lock:
             counts[0] -= 1
-        return found
+        return plan
 
-    monkeypatch.setattr(fit, "prepare", counted)
+    monkeypatch.setattr(fit, "plan_fit", counted)
     X = RNG.normal(size=(300, 3))
     dboost.cv(X, X[:, 0], folds=6, max_iter=2, n_threads=2, progress=False)
     assert 1 <= counts[1] <= 2
