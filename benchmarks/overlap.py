@@ -2,7 +2,7 @@
 
     python -m benchmarks.overlap [--rows 1000000 100000] [--iterations 200] [--workers 2] [--kind binary|classes] [--link 1gbit]
 
-The iterations of one fit have one round and two rounds under way in turns (`cluster_sessions.rounds_in_flight`), so both see
+The iterations of one fit have one round and two rounds under way in turns (`cluster_backend.rounds_in_flight`), so both see
 the same load of the machine; trees do not depend on it. For each number of rounds: the median of the iterations' milliseconds,
 the first decile (which other programs hardly disturb), the median of the ratios to the neighbouring iteration with one round,
 the idle share of the workers (1 - computing / iteration), the processor time of all processes, and the ratio to an iteration in
@@ -32,7 +32,7 @@ import dboost
 from benchmarks import workloads
 from benchmarks.cluster import cluster, fit_dboost, frame_of
 from benchmarks.workloads import Workload
-from dboost.cluster.training import cluster_sessions
+from dboost.cluster.training import cluster_backend
 
 #: Iterations at the start that do not count.
 N_SKIPPED = 4
@@ -64,7 +64,7 @@ def measure(workload: Workload, n_workers: int, link: str | None) -> dict[int, d
         def look(now: dboost.Iteration) -> None:
             marks.append(processor_ms(pids))
 
-        with patch.object(cluster_sessions, "rounds_in_flight", lambda connection, workers: 1 + len(marks) % 2):
+        with patch.object(cluster_backend, "rounds_in_flight", lambda connection, workers: 1 + len(marks) % 2):
             booster = fit_dboost(client, frame, workload.trees, {"callbacks": [look]})
     table = workloads.load(workload)
     options: dict[str, Any] = {"max_iter": workload.trees, "loss": "log_loss", "progress": False, "n_threads": n_workers}

@@ -76,7 +76,7 @@ def single_worker_values() -> int:
 
 
 def session_per_host() -> bool:
-    """Whether the workers of a host hand their encoded rows over to one of them, see `cluster.worker.host_sessions`."""
+    """Whether the workers of a host hand their encoded rows over to one of them, see `cluster.worker.host_trainers`."""
     return _boolean("session-per-host")
 
 

@@ -25,7 +25,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.prepared.dataset_files import is_prepared
 from dboost.prepared.dataset_rows import BinnedRows
 from dboost.prepared.dataset_settings import check_same, roles_of_fits
-from dboost.session.local_sessions import LocalSessions
+from dboost.session.local_backend import LocalBackend
 from dboost.session.memory import Budget
 from dboost.training.fit import FitResult, train
 from dboost.training.leaf_refit import refit_leaves
@@ -100,7 +100,7 @@ class TableInput(GivenTable):
         with self.place() as cluster:
             if cluster is None:
                 read = partial(read_table, self, request.reading, **like)
-                return train(request, LocalSessions(read, request.n_threads))
+                return train(request, LocalBackend(read, request.n_threads))
             from dboost.cluster.training.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
@@ -110,8 +110,8 @@ class TableInput(GivenTable):
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                sessions = LocalSessions(partial(read_table, self, ReadOptions(n_threads), **like), n_threads)
-                return refit_leaves(model, sessions, **options)
+                backend = LocalBackend(partial(read_table, self, ReadOptions(n_threads), **like), n_threads)
+                return refit_leaves(model, backend, **options)
             from dboost.cluster.training.cluster_fit import refit_on_cluster
 
             return refit_on_cluster(cluster, model, partial(self.tasks, cluster, None, **like), **options)

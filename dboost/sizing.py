@@ -7,7 +7,7 @@ as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are stil
 columns are taken as numeric, with 255 bins: the most that a column of up to 255 values or categories takes. The fit is that of
 the defaults: squared error, `ITERATIONS` iterations, 31 leaves; docs/guide/sizing.md has what other settings change.
 
-**Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`cluster.worker.host_sessions`), if
+**Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`cluster.worker.host_trainers`), if
 its memory has room for them. Then rounds are between hosts only. The plan of a client's cluster groups its workers by the rule
 of the fits. Without a client, each worker is taken to have a host of its own.
 
@@ -426,7 +426,7 @@ def _has_session_per_host() -> bool:
 
 
 def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
-    from dboost.cluster.worker.host_sessions import n_threads_of_trainer  # which imports Dask
+    from dboost.cluster.worker.host_trainers import n_threads_of_trainer  # which imports Dask
 
     return n_threads_of_trainer(
         [worker_of_host.n_threads for worker_of_host in host.workers], host.n_processors, 1, worker.n_threads
@@ -452,7 +452,7 @@ def _fewest(fit: _Fit) -> int:
 def _hosts_of(client: Any) -> list[_Host]:
     """Return the hosts of a client's cluster; ParameterError without workers."""
     from dboost.cluster.client.client import client_for
-    from dboost.cluster.worker.host_sessions import places_of
+    from dboost.cluster.worker.host_trainers import places_of
 
     with client_for(None, client) as open_client:
         groups = places_of(open_client)

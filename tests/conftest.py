@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.helpers.tune import Tune
 
 # The tables of tests are small, and all workers are on one host: with the defaults, one worker would have all rows, and no
-# test would see rounds of messages. `test_cluster_single_worker` and `test_host_sessions` test the defaults. Dask reads the
+# test would see rounds of messages. `test_cluster_single_worker` and `test_host_trainers` test the defaults. Dask reads the
 # variables when it is imported, here and in child processes.
 os.environ.setdefault("DASK_DBOOST__SINGLE_WORKER_VALUES", "0")
 os.environ.setdefault("DASK_DBOOST__SESSION_PER_HOST", "false")

@@ -7,7 +7,7 @@ partition. Workers hold the rows, in sessions (`dboost.session`).
 
 * one worker has all rows and grows whole trees, if the table is so small that rounds would cost more than further processors
   save (`rebalance.is_for_one_worker`; `dboost.single-worker-values: 0` prevents it);
-* else the workers of a host hand their rows over to one of them, the trainer, if its memory holds them (`host_sessions`;
+* else the workers of a host hand their rows over to one of them, the trainer, if its memory holds them (`host_trainers`;
   `dboost.session-per-host: false` prevents it);
 * trainers of several hosts, or workers of one host that keep their rows, grow trees in rounds: the reducer in the scheduler's
   process merges their histograms and picks the splits.
@@ -18,7 +18,7 @@ The model does not depend on it. A worker without rows is lost without a trace; 
     client/worker_choice.py          the workers to which a fit is confined                                  client
     client/connection.py             calls to the reducer; limit of repeated losses of workers               client
     training/cluster_fit.py          fit and leaf refit on a cluster: its table and evaluation sets          client
-    training/cluster_sessions.py     calls of all sessions of a fit, and recovery when workers are lost      client
+    training/cluster_backend.py      calls of all sessions of a fit, and recovery when workers are lost      client
     training/cluster_dataset.py      data sets that stay on the workers                                      client
     training/fit_events.py           events of a fit, for monitoring                                         client
     partitions/read_tasks.py         the user's data as Dask tasks, one per partition                        client
@@ -27,14 +27,14 @@ The model does not depend on it. A worker without rows is lost without a trace; 
     partitions/rebalance.py          move partitions to balance the workers, and to workers that joined      client
     partitions/joined_workers.py     partitions for workers that join during training                        client
     scheduler/reducer.py             scheduler plugin: call workers, merge histograms, pick splits           scheduler
-    scheduler/session_rounds.py      the rounds of trees as calls of all sessions                            scheduler
+    scheduler/reducer_rounds.py      the rounds of trees as calls of all sessions                            scheduler
     worker/plugin_factory.py         install the worker plugin, also on workers without dboost               scheduler
     worker/worker_plugin.py          worker plugin: hold the sessions, answer the reducer, move partitions   worker
-    worker/host_sessions.py          which session trains on the rows of a host                              client, worker
+    worker/host_trainers.py          which session trains on the rows of a host                              client, worker
     transport/messages.py            statuses, exceptions and serialization of messages                      all three
     transport/line.py                connections of a fit without an event loop                              all three
     transport/rpc.py                 call the sessions, directly or through others; sums of their answers    scheduler, worker
-    transport/sample_exchange.py     sampled values among workers, for split candidates                      scheduler, worker
+    transport/split_proposals.py     sampled values among workers, for split candidates                      scheduler, worker
     transport/feature_exchange.py    reduce wide histograms by feature among the workers                     scheduler, worker
     transport/peer_messages.py       messages of sessions to each other                                      worker
     monitoring/                      the status of all fits, the page in Dask's dashboard, Prometheus        scheduler, worker

@@ -66,7 +66,7 @@ from dboost.prepared.dataset_checks import (
 )
 from dboost.prepared.dataset_rows import BinnedRows
 from dboost.rows.block_file import StorageError
-from dboost.session.local_sessions import LocalSessions
+from dboost.session.local_backend import LocalBackend
 from dboost.training.binned_data import DatasetDescription, check_thresholds
 from dboost.training.fit import FitResult, train
 from dboost.training.leaf_refit import refit_leaves
@@ -131,17 +131,17 @@ class StoredDataset(BinnedRows):
 
     def fit(self, request: FitRequest) -> FitResult:
         options = None if request.budget is None else request.reading
-        return train(replace(request, binned=self.data), self._sessions(request.n_threads, options))
+        return train(replace(request, binned=self.data), self._backend(request.n_threads, options))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         check_thresholds(model, self.data.binning, "refit_leaves")
-        return refit_leaves(model, self._sessions(options["n_threads"]), binned=self.data, **options)
+        return refit_leaves(model, self._backend(options["n_threads"]), binned=self.data, **options)
 
-    def _sessions(self, n_threads: int, options: ReadOptions | None = None) -> LocalSessions:
+    def _backend(self, n_threads: int, options: ReadOptions | None = None) -> LocalBackend:
         """Return the session of a fit. options : default: the codes stay in memory until they are encoded."""
         if (table := self.table) is not None:
-            return LocalSessions(lambda: table, n_threads, is_shared=True)
-        return LocalSessions(partial(self._open, options), n_threads)
+            return LocalBackend(lambda: table, n_threads, is_shared=True)
+        return LocalBackend(partial(self._open, options), n_threads)
 
     def _open(self, options: ReadOptions | None) -> Table:
         return open_binned(self.partitions(), self.data.binning, self.data.named, options)

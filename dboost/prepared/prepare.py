@@ -24,7 +24,7 @@ from dboost.prepared.dataset_files import PartFile, StoredDataset, complete, new
 from dboost.prepared.dataset_rows import joined_targets
 from dboost.rows.encode import encoded_pieces
 from dboost.rows.shard_spec import NARROW_BINS, plan_layout
-from dboost.session.local_sessions import LocalSessions
+from dboost.session.local_backend import LocalBackend
 from dboost.session.reference_sample import reference_rows
 from dboost.session.target import check_categories, name_of_target
 from dboost.training.binned_data import DatasetDescription
@@ -75,17 +75,17 @@ def table_in_bins(open_table: Callable[..., Table], request: FitRequest) -> Iter
     open_table : reads it, given options and keywords for the features of a model (`data.tables.open_table.read_table`).
     """
     options = replace(request.reading, spool_roles=True)
-    sessions = LocalSessions(partial(open_table, options, **request.warm_start.like), request.n_threads)
+    backend = LocalBackend(partial(open_table, options, **request.warm_start.like), request.n_threads)
     parameters, progress = request.parameters, request.progress
-    with interruptible_reading(), closing(sessions):
+    with interruptible_reading(), closing(backend):
         progress.phase("reading the data")
-        features = sessions.load()
-        check_categories(sessions.target_scans(), name_of_target(request.roles["target"]))
+        features = backend.load()
+        check_categories(backend.target_scans(), name_of_target(request.roles["target"]))
         progress.phase("binning")
-        binning = propose_bins(request, parameters, request.warm_start.widened(features), features, sessions)
-        filled = tuple(role for role in sessions.roles if not (role == "sample_weight" and sessions.unit_weights))
+        binning = propose_bins(request, parameters, request.warm_start.widened(features), features, backend)
+        filled = tuple(role for role in backend.roles if not (role == "sample_weight" and backend.unit_weights))
         progress.phase("writing")
-        yield TableInBins(sessions.table, binning, sessions.n_rows, filled, parameters.random_state, request.n_threads)
+        yield TableInBins(backend.table, binning, backend.n_rows, filled, parameters.random_state, request.n_threads)
 
 
 def described(binning: Binning, named: bool, samples: Sequence[tuple[np.ndarray, Column]]) -> DatasetDescription:

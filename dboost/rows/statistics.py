@@ -1,6 +1,6 @@
 """Statistics of training rows, which sessions compute on ranges of their rows, and the caller merges.
 
-`Sessions.statistics` computes a `Statistic` of ranges that together cover all rows. Two results are merged exactly, and in any
+`Backend.statistics` computes a `Statistic` of ranges that together cover all rows. Two results are merged exactly, and in any
 order (sums of integers, minima). Where a process has many ranges of rows, their results are merged before they are sent;
 results of statistics without a merge are small and are sent as they are.
 

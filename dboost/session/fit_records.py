@@ -1,4 +1,4 @@
-"""The records that calls of sessions exchange.
+"""The records in the calls of sessions and their answers.
 
 `BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """

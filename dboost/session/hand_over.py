@@ -2,7 +2,7 @@
 
 Workers of a host need no rounds between each other if one of them trains on all rows of the host. They read, sample, propose
 and encode in parallel; then each sends its encoded rows (about a byte a value) and its evaluation rows to one of them
-(`cluster.worker.host_sessions`). That session keeps what it has received until it is told which partitions it has
+(`cluster.worker.host_trainers`). That session keeps what it has received until it is told which partitions it has
 (`Session.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
 told to drop them, so the call can be repeated.
 """
@@ -27,7 +27,7 @@ class HandedRows(NamedTuple):
 
 
 @dataclass(eq=False)
-class Exchange:
+class EncodedBatch:
     """The rows of a batch from the time when a session has encoded them until it trains on them or drops them."""
 
     spec: BuildSpec

@@ -149,7 +149,7 @@ UNUSED, TRAIN, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
 class PerRow:
-    """An argument of `Sessions.change` with a value for each row. A session on a worker receives those of its own rows."""
+    """An argument of `Backend.change` with a value for each row. A session on a worker receives those of its own rows."""
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> Self:
         """Return the values of rows of some partitions only. ranges : global id of the first row, and number of rows."""

@@ -3,7 +3,7 @@
 A `Session` has batches, which become training rows and evaluation sets: a `PartitionBatch` while tasks read partitions, then
 `TableRows`, then `TrainingRows`. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading
 tasks run concurrently. A fit without a cluster has a single session, which
-`local_sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
+`local_backend.LocalBackend` calls directly. Methods marked `remote` are those that messages call.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance_to` has the number of its iteration. A tree can be grown again, because growing
@@ -51,7 +51,7 @@ from dboost.session.fit_records import (
     RowPlaces,
     SelectedRows,
 )
-from dboost.session.hand_over import Exchange, HandedRows
+from dboost.session.hand_over import EncodedBatch, HandedRows
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import Loading
 from dboost.session.refit_rows import rows_with_values
@@ -120,7 +120,7 @@ class Session:
         # The rows of a batch: while they are read, as a table, perhaps encoded for another session, and for training.
         self.loading = Loading(spare)
         self._rows: dict[str, TableRows] = {}
-        self._exchanges: dict[str, Exchange] = {}
+        self._encoded: dict[str, EncodedBatch] = {}
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
         self.trained: list[TrainingRows] = []
@@ -143,7 +143,7 @@ class Session:
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
-        for batch in [*self._rows, *self.loading.names, *self._exchanges]:  # a loading task may add one meanwhile
+        for batch in [*self._rows, *self.loading.names, *self._encoded]:  # a loading task may add one meanwhile
             self._close_batch(batch)
         self.release_rows()
         self._resources.close()
@@ -176,7 +176,7 @@ class Session:
         if batch in self._rows:
             self._rows.pop(batch).close()
         self.loading.close(batch)
-        self._exchanges.pop(batch, None)
+        self._encoded.pop(batch, None)
 
     @remote
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
@@ -236,40 +236,40 @@ class Session:
         n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
         """
         self._spec = spec
-        exchange = self._exchanges.get(batch)
-        if exchange is None:
-            exchange = self._encode(batch, spec, n_messages, n_rows) if n_messages else Exchange(spec, (), [])
-            self._exchanges[batch] = exchange
-        exchange.received = []
+        encoded = self._encoded.get(batch)
+        if encoded is None:
+            encoded = self._encode(batch, spec, n_messages, n_rows) if n_messages else EncodedBatch(spec, (), [])
+            self._encoded[batch] = encoded
+        encoded.received = []
         if n_threads is not None:
             self.use_threads(n_threads)
             return []
-        if exchange.handed_eval_rows is None:
-            exchange.handed_eval_rows = self.eval_sets.take(batch)
-        return exchange.messages(n_messages)
+        if encoded.handed_eval_rows is None:
+            encoded.handed_eval_rows = self.eval_sets.take(batch)
+        return encoded.messages(n_messages)
 
-    def _encode(self, batch: str, spec: BuildSpec, n_ranges: int, n_rows: int) -> Exchange:
+    def _encode(self, batch: str, spec: BuildSpec, n_ranges: int, n_rows: int) -> EncodedBatch:
         """Encode a batch, and release its raw values. n_ranges, n_rows : see `TableRows.encoded`."""
         rows = self.rows_of(batch)
         rows.drop_target()
-        exchange = Exchange(spec, tuple(rows.table.partition_ids), list(rows.encoded(spec, n_ranges, n_rows)))
+        encoded = EncodedBatch(spec, tuple(rows.table.partition_ids), list(rows.encoded(spec, n_ranges, n_rows)))
         self._close_batch(batch)
-        return exchange
+        return encoded
 
     @remote
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
-        if batch not in self._exchanges:
+        if batch not in self._encoded:
             raise MissingPartitions(batch)
-        self._exchanges[batch].received += messages
+        self._encoded[batch].received += messages
 
     @remote
     def accept(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
-        if batch in self._exchanges:  # the session may take part in none
-            exchange = self._exchanges[batch]
-            for rows in exchange.accept(partition_ids):
-                self.eval_sets.add_encoded(batch, rows, exchange.spec)
+        if batch in self._encoded:  # the session may take part in none
+            encoded = self._encoded[batch]
+            for rows in encoded.accept(partition_ids):
+                self.eval_sets.add_encoded(batch, rows, encoded.spec)
 
     @remote
     def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
@@ -288,23 +288,23 @@ class Session:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
         if batch not in self._built:
             self._spec = spec
-            if batch in self._exchanges:
-                self._build_exchanged(batch, spec, past)
+            if batch in self._encoded:
+                self._build_encoded(batch, spec, past)
             else:
                 self._build_read(batch, spec, past)
             self._built.add(batch)
         return self.row_places(batch)
 
-    def _build_exchanged(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+    def _build_encoded(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
         """Build a shard from the rows that sessions of a host have handed over."""
-        exchange = self._exchanges[batch]
-        handed, exchange.handed_eval_rows = exchange.handed_eval_rows or [], None
+        encoded = self._encoded[batch]
+        handed, encoded.handed_eval_rows = encoded.handed_eval_rows or [], None
         for rows in handed:  # to a session that was lost
             self.eval_sets.add_encoded(batch, rows, spec)
-        n_kept = sum(part.n_rows for part in exchange.rows)
+        n_kept = sum(part.n_rows for part in encoded.rows)
         check_rows_in_memory(n_kept)
         if n_kept:
-            self._train_on(joined_rows(exchange.rows, spec, self.n_threads), batch, spec, past)
+            self._train_on(joined_rows(encoded.rows, spec, self.n_threads), batch, spec, past)
         self._close_batch(batch)
 
     def _build_read(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
@@ -362,7 +362,7 @@ class Session:
     @remote
     def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
-        if batch in self.loading.names or batch in self._exchanges:  # never built
+        if batch in self.loading.names or batch in self._encoded:  # never built
             self._close_batch(batch)
         trained: list[TrainingRows] = []
         for rows in self.trained:

@@ -8,7 +8,7 @@ well, one partition at a time: the encoded target, and the start scores, which a
 `TableRows.starting` has the rows for code that encodes them piece by piece and writes them to files (`starting_rows`).
 
 **Functions of a batch.** What a fit learns from rows before they are encoded is a function of `TableRows`, in the module of
-its subject (`row_assignment`, `reference_sample`), or a method of `TableRows`. `Sessions.ask` and `Sessions.change` call it in
+its subject (`row_assignment`, `reference_sample`), or a method of `TableRows`. `Backend.ask` and `Backend.change` call it in
 every session. A function is pickled by its name.
 """
 

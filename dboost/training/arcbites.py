@@ -1,6 +1,6 @@
 """Boosting on one arcbite after another (see `dboost.ArcBites`).
 
-A visit to a bite selects its rows in the sessions (`Sessions.select`), whose scores then include all trees. Trees are grown
+A visit to a bite selects its rows (`Backend.select`), whose scores then include all trees. Trees are grown
 as in any fit, with the scale of the bite's gradients. The visit ends after `trees_per_visit` trees, or when the independent
 test set has not improved for `early_stopping_rounds` trees. In the second case the combined model is *cut back* to its best
 iteration: the later trees are dropped from the model and from the scores of the test set; those of a bite include no tree of
@@ -90,7 +90,7 @@ class _Bites:
         self._loop, self._arcbites, self.seed = loop, arcbites, loop.parameters.random_state
         has_rows = loop.plan.parts_with_rows
         if has_rows is None:
-            has_rows = part_sizes(self.seed, arcbites.n_parts, loop.sessions.n_rows) > 0
+            has_rows = part_sizes(self.seed, arcbites.n_parts, loop.backend.n_rows) > 0
         self._parts = np.flatnonzero(has_rows).tolist()
         self.numbers = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
 
@@ -104,15 +104,15 @@ class _Bites:
 
     def select(self, parts: Sequence[int]) -> None:
         """Train on these parts."""
-        self._loop.sessions.select(parts)
-        self._loop.scores.total_weight = merged_float(self._loop.sessions.statistics(weight_of))
+        self._loop.backend.select(parts)
+        self._loop.scores.total_weight = merged_float(self._loop.backend.statistics(weight_of))
 
     def code_sums(self) -> list[int]:
         """Return the sums of `checkpoint.merged_fingerprint` over all parts."""
         totals = []
         for part in self._parts:
             self.select([part])
-            totals.append(merged_fingerprint(self._loop.sessions, self._loop.plan.shard_spec))
+            totals.append(merged_fingerprint(self._loop.backend, self._loop.plan.shard_spec))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
     def losses(self, bites: Sequence[int]) -> dict[int, float]:

@@ -49,7 +49,7 @@ from dboost.params import Parameters
 from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import row_fingerprint
 from dboost.schema import Feature
-from dboost.session.sessions import Sessions
+from dboost.session.backend import Backend
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.history import NOT_SCORES, appended, metrics_of
@@ -522,10 +522,10 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     return {"rows": stored["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
-def merged_fingerprint(sessions: Sessions, spec: ShardSpec) -> list[int]:
+def merged_fingerprint(backend: Backend, spec: ShardSpec) -> list[int]:
     """Return the fingerprints over all rows, see `rows.statistics.row_fingerprint`."""
     none = np.zeros(2 + len(spec.layout.n_bins) + spec.has_draw_ids, np.uint64)
-    return [int(number) for number in reduce(np.add, sessions.statistics(row_fingerprint), none)]
+    return [int(number) for number in reduce(np.add, backend.statistics(row_fingerprint), none)]
 
 
 def first_difference(stored: dict[str, Any], current: dict[str, Any]) -> tuple[str, Any, Any] | None:

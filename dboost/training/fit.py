@@ -1,7 +1,7 @@
 """The steps of a fit: read → target → validation rows → bins → initial score → encode → boost → model.
 
 Every kind of fit runs through `train`: in memory, streamed from files, with arcbites, on prepared data, on a cluster. The kinds
-differ in the `Sessions` that have the rows, and in nothing else. All decisions follow from statistics that do not depend on the
+differ in the `Backend` that have the rows, and in nothing else. All decisions follow from statistics that do not depend on the
 partitions: sums of integers, minima, maxima and unions.
 
 `training.leaf_refit` has its own, shorter sequence of steps.
@@ -29,12 +29,12 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import FOREST, GBDT, Parameters
 from dboost.schema import Feature
+from dboost.session.backend import Backend
 from dboost.session.cut_groups import check_groups, group_runs
 from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
-from dboost.session.sessions import Sessions
 from dboost.session.table_rows import TableRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
@@ -88,32 +88,32 @@ class FitObserver(Protocol):
 OBSERVERS: list[Callable[[FitPlan], FitObserver]] = []
 
 
-def train(request: FitRequest, sessions: Sessions) -> FitResult:
-    """Train on the rows of sessions, and close them."""
+def train(request: FitRequest, backend: Backend) -> FitResult:
+    """Train on the rows of a backend, and close it."""
     clock, model_so_far = Clock(), ModelSoFar()
     try:
         with request.checkpoint or nullcontext():
             with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
-                plan = plan_fit(request, sessions, clock, model_so_far)
+                plan = plan_fit(request, backend, clock, model_so_far)
                 trees = TreesSoFar(plan.shard_spec.n_trees)
-                encode(plan, sessions, trees, clock)
-            return boost(plan, sessions, trees, clock, model_so_far)
+                encode(plan, backend, trees, clock)
+            return boost(plan, backend, trees, clock, model_so_far)
     finally:
         request.progress.close()
-        sessions.close()
+        backend.close()
 
 
-def plan_fit(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far: ModelSoFar) -> FitPlan:
+def plan_fit(request: FitRequest, backend: Backend, clock: Clock, model_so_far: ModelSoFar) -> FitPlan:
     """Read the rows, and decide everything that the trees depend on."""
     request.progress.phase("reading the data")
-    features = load(request, sessions)
+    features = load(request, backend)
     warm_start = request.warm_start.widened(features)
-    target = learn_target(request, warm_start, features, sessions)
+    target = learn_target(request, warm_start, features, backend)
     parameters = parameters_for(request, warm_start, features, target)
     if target.loss.targets.groups:
-        check_loss_of_groups(request, parameters, target.loss, sessions.roles)
-        check_groups(sessions.ask(group_runs), target.loss.name)
-    held_out = hold_out(request, target, sessions, model_so_far)
+        check_loss_of_groups(request, parameters, target.loss, backend.roles)
+        check_groups(backend.ask(group_runs), target.loss.name)
+    held_out = hold_out(request, target, backend, model_so_far)
     scoring = choose_scoring(request, parameters, target, held_out)
     if request.checkpoint is not None:
         settings = requested(parameters, request, *scoring)
@@ -122,28 +122,28 @@ def plan_fit(request: FitRequest, sessions: Sessions, clock: Clock, model_so_far
 
     request.progress.phase("binning")
     if warm_start.is_new_source:
-        sessions.change(TableRows.compute_start_scores, warm_start)
-    description = describe(request, parameters, target, held_out.chosen, sessions)  # often the first call of workers
-    binning = propose_bins(request, parameters, warm_start, features, sessions)
-    ask = partial(of_roles, sessions)
+        backend.change(TableRows.compute_start_scores, warm_start)
+    description = describe(request, parameters, target, held_out.chosen, backend)  # often the first call of workers
+    binning = propose_bins(request, parameters, warm_start, features, backend)
+    ask = partial(of_roles, backend)
     stats = target_stats(target.loss, ask, continues=warm_start.is_new_source, sizes=description.sizes)
     plan = make_plan(request, parameters, target, binning, stats, description, scoring, warm_start, ask)
     model_file.check(plan.empty)  # now rather than after hours of training
     return plan
 
 
-def encode(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock) -> None:
+def encode(plan: FitPlan, backend: Backend, trees: TreesSoFar, clock: Clock) -> None:
     """Encode the rows, and load the evaluation sets."""
     request = plan.request
-    sessions.build(plan.build_spec, plan.chosen, trees)
+    backend.build(plan.build_spec, plan.chosen, trees)
     clock.lap("bin")
     if plan.has_eval_sets:
         request.progress.phase("reading evaluation sets")
-        sessions.load_eval_sets(plan.chosen, request.eval_sets)
+        backend.load_eval_sets(plan.chosen, request.eval_sets)
         clock.lap("load")
 
 
-def load(request: FitRequest, sessions: Sessions) -> tuple[Feature, ...]:
+def load(request: FitRequest, backend: Backend) -> tuple[Feature, ...]:
     """Read the rows; return the features."""
     model, binned = request.warm_start.model, request.binned
     if model is not None:
@@ -152,7 +152,7 @@ def load(request: FitRequest, sessions: Sessions) -> tuple[Feature, ...]:
         refuse_other_proposals(request.parameters)
         if model is not None:
             check_thresholds(model, binned.binning)
-    return sessions.load()
+    return backend.load()
 
 
 def check_boosting(model: Ensemble, parameters: Parameters) -> None:
@@ -162,7 +162,7 @@ def check_boosting(model: Ensemble, parameters: Parameters) -> None:
         raise ParameterError(f"the model to continue is {kind}: give boosting={boosting!r}")
 
 
-def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Feature, ...], sessions: Sessions) -> Target:
+def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Feature, ...], backend: Backend) -> Target:
     """Choose loss and classes: of the model that is continued, as given, or by the targets; encode the targets."""
     model, parameters = warm_start.model, request.parameters
     if warm_start.is_new_source and model is not None:
@@ -170,11 +170,11 @@ def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Fea
     elif request.classes is not None:
         target = target_for(request.classes, parameters)
     else:
-        target = choose_target(sessions.target_scans(), parameters, request.roles.get("target"))
-    encode_targets = partial(sessions.change, TableRows.encode, target)
+        target = choose_target(backend.target_scans(), parameters, request.roles.get("target"))
+    encode_targets = partial(backend.change, TableRows.encode, target)
     if warm_start.is_new_source:
         continued(encode_targets)
-        continued(sessions.complete)
+        continued(backend.complete)
     else:
         encode_targets()
     if model is not None:
@@ -211,31 +211,31 @@ class HeldOut(NamedTuple):
     chosen: Chosen  # number and largest weight of the rows of each evaluation set that is chosen from the training rows
 
 
-def hold_out(request: FitRequest, target: Target, sessions: Sessions, model_so_far: Callable[[], Ensemble]) -> HeldOut:
+def hold_out(request: FitRequest, target: Target, backend: Backend, model_so_far: Callable[[], Ensemble]) -> HeldOut:
     """Apply class weights; select the rows that are held out or watched."""
     validation, parameters = ValidationPlan(), request.parameters
     if request.fold is not None:
         validation = ValidationPlan(fold=request.fold.rows)
     elif request.make_validation_plan is None and not needs_test_set(parameters, validation, request.eval_sets):
         return HeldOut(validation, {})
-    before, n_rows, n_classes = sessions.n_kept, sessions.n_rows, target.n_classes
+    before, n_rows, n_classes = backend.n_kept, backend.n_rows, target.n_classes
 
     def count_digits(digits: DigitRequest) -> np.ndarray:
-        return reduce(np.add, sessions.ask(digit_counts, n_classes, digits))
+        return reduce(np.add, backend.ask(digit_counts, n_classes, digits))
 
-    counts = [n_rows] if n_classes is None else reduce(np.add, sessions.ask(class_counts, n_classes)).tolist()
+    counts = [n_rows] if n_classes is None else reduce(np.add, backend.ask(class_counts, n_classes)).tolist()
     if request.make_validation_plan is not None:
         validation = request.make_validation_plan(counts, target, model_so_far)
         for metric in validation.metrics:
             if metric.wants_block:
-                sessions.refuse_values(metric.name)
+                backend.refuse_values(metric.name)
     holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
     test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
-    has_groups = "group" in sessions.roles
+    has_groups = "group" in backend.roles
     assignment = validation.assign(counts, None if has_groups else count_digits, test_rows)
-    sessions.change(assign_rows, n_classes, assignment)
+    backend.change(assign_rows, n_classes, assignment)
 
-    trained = sessions.ask(TableRows.trained_rows)
+    trained = backend.ask(TableRows.trained_rows)
     after = dict(sorted((i, n) for rows in trained for i, n in rows.n_kept.items()))
     n_held_out = n_rows - sum(after.values())
     if holds_out_test_set:
@@ -244,7 +244,7 @@ def hold_out(request: FitRequest, target: Target, sessions: Sessions, model_so_f
         check_whole_groups(n_held_out, n_rows)
     elif after.keys() != before.keys() or n_held_out != validation.n_held_out:
         raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
-    sessions.set_trained(after, all(rows.unit_weights for rows in trained))
+    backend.set_trained(after, all(rows.unit_weights for rows in trained))
     chosen: Chosen = {}
     for rows in trained:
         for name, (n, max_weight) in rows.chosen.items():
@@ -278,20 +278,18 @@ def choose_scoring(
     return metrics, stopping
 
 
-def describe(
-    request: FitRequest, parameters: Parameters, target: Target, chosen: Chosen, sessions: Sessions
-) -> RowsDescription:
+def describe(request: FitRequest, parameters: Parameters, target: Target, chosen: Chosen, backend: Backend) -> RowsDescription:
     """Return the statistics of the rows that the plan depends on."""
     binned, loss = request.binned, target.loss
     reference: ReferenceSample | None
     if binned is None:
-        sizes, reference = described(sessions.ask(described_rows, loss, parameters.random_state), target)
+        sizes, reference = described(backend.ask(described_rows, loss, parameters.random_state), target)
     else:
-        sizes = reduce(Sizes.merge, of_roles(sessions, sizes_of, loss))  # first: it names a row of an invalid target
+        sizes = reduce(Sizes.merge, of_roles(backend, sizes_of, loss))  # first: it names a row of an invalid target
         reference = binned.reference(target)
-    named = sessions.named if binned is None else binned.named
-    has_groups, weighted = "group" in sessions.roles, not sessions.unit_weights
-    n_rows, most_rows = sessions.n_rows, sessions.most_rows
+    named = backend.named if binned is None else binned.named
+    has_groups, weighted = "group" in backend.roles, not backend.unit_weights
+    n_rows, most_rows = backend.n_rows, backend.most_rows
     return RowsDescription(n_rows, most_rows, weighted, named, reference, has_groups, sizes, chosen)
 
 
@@ -315,7 +313,7 @@ def described(answers: Sequence[Described], target: Target) -> tuple[Sizes, Refe
 
 
 def propose_bins(
-    request: FitRequest, parameters: Parameters, warm_start: WarmStart, features: tuple[Feature, ...], sessions: Sessions
+    request: FitRequest, parameters: Parameters, warm_start: WarmStart, features: tuple[Feature, ...], backend: Backend
 ) -> Binning:
     """Propose split points from a sample of the rows, with ``split_proposal="exact"`` from all distinct values."""
     if request.binned is not None:
@@ -324,14 +322,14 @@ def propose_bins(
     if kept_binning is not None:
         return kept_binning
     if parameters.split_proposal == "exact":
-        columns = zip(*sessions.ask(TableRows.distinct_columns), strict=True)
+        columns = zip(*backend.ask(TableRows.distinct_columns), strict=True)
         return exact_binning(features, [reduce(distinct_values, of_sessions) for of_sessions in columns])
     n_numeric = sum(not feature.is_categorical for feature in features)
-    n_columns = max(columns_at_once(sessions.n_rows, None if request.budget is None else request.budget.sampled), 1)
+    n_columns = max(columns_at_once(backend.n_rows, None if request.budget is None else request.budget.sampled), 1)
     edges: list[np.ndarray] = []
     for first in range(0, n_numeric, n_columns):  # the sampled values of so many columns fit into memory together
         columns_of_range = first, min(first + n_columns, n_numeric)
-        edges += sessions.propose(parameters.random_state, columns_of_range, fine_bins_of(parameters))
+        edges += backend.propose(parameters.random_state, columns_of_range, fine_bins_of(parameters))
     numeric = iter(edges)
     return Binning(features, tuple(None if feature.is_categorical else next(numeric) for feature in features))
 
@@ -346,16 +344,16 @@ def fine_bins_of(parameters: Parameters) -> int:
     }[parameters.split_proposal]
 
 
-def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, model_so_far: ModelSoFar) -> FitResult:
+def boost(plan: FitPlan, backend: Backend, trees: TreesSoFar, clock: Clock, model_so_far: ModelSoFar) -> FitResult:
     """Grow the trees, and assemble the model."""
     request, n_features = plan.request, len(plan.binning.features)
     with observed(plan) as watch:
         callbacks: list[Callback] = [
             *request.callbacks,
-            *sessions.observers(plan.target.loss.name, n_features),
+            *backend.observers(plan.target.loss.name, n_features),
             *watch.observers,
         ]
-        loop = BoostingLoop(plan, sessions, trees, callbacks)
+        loop = BoostingLoop(plan, backend, trees, callbacks)
         model_so_far.assemble = partial(assemble, loop, whole=True)
         announce(plan, loop.n_iterations)
         try:
@@ -369,7 +367,7 @@ def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, mo
                 no_split = None if unsplit is None else no_split_reason(loop, unsplit)
         finally:
             request.progress.close()
-            sessions.release()
+            backend.release()
         clock.lap("train")
         watch.result = result = result_of(loop, no_split, clock)
     return result

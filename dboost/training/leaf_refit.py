@@ -5,7 +5,7 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster. `Sessions` advance them as in a fit, but assigns them to the leaves of the
+The rows are in this process or on a cluster. `Backend` advance them as in a fit, but assigns them to the leaves of the
 model's trees instead of growing trees (`session.refit_rows`). Results of sessions are merged by exact sums and maxima, so leaf
 values do not depend on the partitions.
 
@@ -31,10 +31,10 @@ from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
+from dboost.session.backend import Backend
 from dboost.session.fit_records import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
-from dboost.session.sessions import Sessions
 from dboost.session.table_rows import TableRows
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
@@ -49,7 +49,7 @@ from dboost.trees.fit_trees import TreesSoFar
 
 def refit_leaves(
     model: Ensemble,
-    sessions: Sessions,
+    backend: Backend,
     *,
     decay: float,
     source_name: str | None,
@@ -62,7 +62,7 @@ def refit_leaves(
     Parameters
     ----------
     model : Ensemble
-    sessions : Sessions
+    backend : Backend
         Closed at the end.
     decay : float, 0 <= … < 1
     source_name : str or None
@@ -91,20 +91,20 @@ def refit_leaves(
     request = FitRequest(loading, n_threads, warm_start=start, binned=binned)
     try:
         with interruptible_reading():
-            features = load(request, sessions)
-            target = learn_target(request, start, features, sessions)
+            features = load(request, backend)
+            target = learn_target(request, start, features, backend)
             if target.loss.targets.groups:
                 raise ParameterError(
                     f"loss={target.loss.name!r} depends on groups of rows: its leaf values cannot be estimated again"
                 )
-            sessions.change(TableRows.compute_start_scores, start)
-            description = describe(request, parameters[-1], target, {}, sessions)
-            stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
-            spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
-            sessions.build(spec, {}, TreesSoFar(spec.shard_spec.n_trees))
-        model_refit = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
+            backend.change(TableRows.compute_start_scores, start)
+            description = describe(request, parameters[-1], target, {}, backend)
+            stats = target_stats(target.loss, partial(of_roles, backend), continues=True, sizes=description.sizes)
+            spec = _spec_of(model, target, start, stats, weighted="sample_weight" in backend.roles)
+            backend.build(spec, {}, TreesSoFar(spec.shard_spec.n_trees))
+        model_refit = with_new_leaf_values(model, parameters, backend, stats, decay=decay, source_name=source_name)
     finally:
-        sessions.close()
+        backend.close()
     return with_summary(model_refit, description.reference, n_threads)
 
 
@@ -127,45 +127,45 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
 def with_new_leaf_values(
     model: Ensemble,
     parameters: Sequence[Parameters],
-    sessions: Sessions,
+    backend: Backend,
     start: TargetStats,
     *,
     decay: float,
     source_name: str | None,
 ) -> Ensemble:
-    """Return the model with leaf values estimated from the rows of sessions.
+    """Return the model with leaf values estimated from the rows of a backend.
 
     Parameters
     ----------
     model : Ensemble
     parameters : sequence of Parameters
         Of each iteration, see `parameters_of`.
-    sessions : Sessions
+    backend : Backend
     start : TargetStats
     decay, source_name
         As in `refit_leaves`.
     """
     n_outputs, k = model.n_outputs, model.trees_per_iteration
     loss, limits = start.loss.in_unit(start.unit), in_units_of(parameters[0], start)
-    estimator = LeafEstimator(sessions, loss, limits, sessions.n_rows, start.max_weight, spreads=start.spreads)
+    estimator = LeafEstimator(backend, loss, limits, backend.n_rows, start.max_weight, spreads=start.spreads)
     stats = estimator.add_leaf_values(np.zeros((n_outputs, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
         estimator.use(in_units_of(of_iteration, start))
-        sessions.assign_leaves(iteration)
+        backend.assign_leaves(iteration)
         values: list[np.ndarray] = []
         for t in range(iteration * k, (iteration + 1) * k):
             tree, outputs = model.trees[t], model.outputs_of(t)
             of_outputs = []
             for output in range(outputs.start, outputs.stop):
-                leaf_sums, reached = _leaf_sums(sessions, stats, tree.n_leaves, output)
+                leaf_sums, reached = _leaf_sums(backend, stats, tree.n_leaves, output)
                 of_outputs.append(estimator.values(leaf_sums, RowSubset(None, 0, output)) * start.unit)
             trees.append(_with_values(tree, np.stack(of_outputs, axis=1), reached, decay))
             values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
         stats = estimator.add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
-    note = {"label": source_name, "rows": sessions.n_rows, "decay": decay}
+    note = {"label": source_name, "rows": backend.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None, calibration=None)
@@ -207,10 +207,10 @@ def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | 
     return replace(parameters, criterion="newton", influence_trimming=None)
 
 
-def _leaf_sums(sessions: Sessions, stats: GradientStats, n_leaves: int, output: int) -> tuple[np.ndarray, np.ndarray]:
+def _leaf_sums(backend: Backend, stats: GradientStats, n_leaves: int, output: int) -> tuple[np.ndarray, np.ndarray]:
     """Return exact sums of gradients and Hessians by leaf (float64[n_leaves, 2]), and whether the leaf has rows."""
-    units = [unit_for(float(largest[output]), sessions.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = leaf_totals.merged(sessions.statistics(leaf_totals, output, n_leaves, *units))
+    units = [unit_for(float(largest[output]), backend.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
+    totals = leaf_totals.merged(backend.statistics(leaf_totals, output, n_leaves, *units))
     return totals[:, :2] / units, totals[:, 2] > 0
 
 

@@ -58,7 +58,7 @@ from dboost.rows.statistics import (
     of_parts,
     output_totals,
 )
-from dboost.session.sessions import Sessions
+from dboost.session.backend import Backend
 from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
 from dboost.trees.tree_task import StepLimits, bounded, leaf_values, newton_steps
@@ -74,8 +74,7 @@ class LeafEstimator:
 
     Parameters
     ----------
-    sessions : Sessions
-        Those of the sessions.
+    backend : Backend
     loss : BaseLoss
     parameters : Parameters
     n_counted : int
@@ -91,7 +90,7 @@ class LeafEstimator:
 
     def __init__(
         self,
-        sessions: Sessions,
+        backend: Backend,
         loss: BaseLoss,
         parameters: Parameters,
         n_counted: int,
@@ -99,7 +98,7 @@ class LeafEstimator:
         directions: Directions | None = None,
         spreads: Sequence[float] = (),
     ) -> None:
-        self._sessions, self._directions = sessions, directions
+        self._backend, self._directions = backend, directions
         self._loss = loss
         self._parameters = parameters
         self._rank_unit = rank_unit(max_weight, n_counted)
@@ -126,16 +125,16 @@ class LeafEstimator:
         """
         directions = self._directions
         direction = None if directions is None else directions.drawn(n_done + 1)
-        stats = self._sessions.advance(values, self._along(direction, self._influence_terms or self._terms))
+        stats = self._backend.advance(values, self._along(direction, self._influence_terms or self._terms))
         if self._loss.statistic is not None:
             self._statistic = self._loss.statistic.of(self._rows, self._statistic)
             self._terms = self._loss.pass_terms(self._statistic)
-            stats = self._sessions.advance(np.zeros_like(values), self._along(direction, self._terms))
+            stats = self._backend.advance(np.zeros_like(values), self._along(direction, self._terms))
         if directions is not None and stats.max_split is not None and directions.is_refined(n_done + 1):
             direction = directions.refined(self._gradient_products(stats.max_gradient, float(stats.max_split[0])))
             if direction is not None:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
-                along = self._sessions.advance(np.zeros_like(values), terms)
+                along = self._backend.advance(np.zeros_like(values), terms)
                 stats = replace(stats, max_split=along.max_split, noise=along.noise)
         self._max_gradient, self._max_hessian = stats.max_gradient, stats.max_hessian
         if stats.influence is not None:
@@ -214,7 +213,7 @@ class LeafEstimator:
 
     def _merged(self, statistic: Statistic, *arguments: Any) -> Any:
         """Return a statistic of all training rows."""
-        return statistic.merged(self._sessions.statistics(statistic, *arguments))
+        return statistic.merged(self._backend.statistics(statistic, *arguments))
 
     def _newton_sums(self, leaf_sums: np.ndarray, subset: RowSubset) -> np.ndarray:
         """Return sums of gradients and second derivatives: float64[n_leaves, 2]. leaf_sums : those that the tree grew by."""
@@ -272,7 +271,7 @@ class LeafEstimator:
         loss = self._loss.with_statistic(self._statistic)
 
         def slopes(at: float) -> tuple[float, float]:
-            derivatives = self._sessions.statistics(line_slopes, subset, loss, steps, at)
+            derivatives = self._backend.statistics(line_slopes, subset, loss, steps, at)
             slope, curvature = map(merged_float, zip(*derivatives, strict=True))
             return slope, curvature
 

@@ -1,8 +1,8 @@
 """The boosting loop, and the ensemble that is assembled from its trees.
 
-    advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (sessions)
+    advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (backend)
     evaluate: metrics of the evaluation sets, history, callbacks, early stopping           (here)
-    grow:     histograms → splits → leaves → exact leaf sums                               (sessions)
+    grow:     histograms → splits → leaves → exact leaf sums                               (backend)
     values:   leaf values by the loss                                                      (`LeafEstimator`)
 
 *Advance* finishes a tree and prepares the next one in one pass over the rows, so the training loss of an iteration is known
@@ -27,7 +27,7 @@ import numpy as np
 from dboost.errors import DataError
 from dboost.losses.gradient_stats import GradientStats
 from dboost.model.ensemble import Ensemble, Tree, rates_of, with_rates
-from dboost.session.sessions import Sessions
+from dboost.session.backend import Backend
 from dboost.session.warm_start import WarmStart
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.checkpoint import describe_data, merged_fingerprint
@@ -67,7 +67,7 @@ class BoostingLoop:
     Parameters
     ----------
     plan : FitPlan
-    sessions : Sessions
+    backend : Backend
     callbacks : sequence of callable
 
     Attributes
@@ -89,8 +89,8 @@ class BoostingLoop:
         One record per iteration.
     """
 
-    def __init__(self, plan: FitPlan, sessions: Sessions, trees: TreesSoFar, callbacks: Sequence[Callback] = ()) -> None:
-        self.plan, self.sessions, self.trees = plan, sessions, trees
+    def __init__(self, plan: FitPlan, backend: Backend, trees: TreesSoFar, callbacks: Sequence[Callback] = ()) -> None:
+        self.plan, self.backend, self.trees = plan, backend, trees
         self.binning, self.target_stats, self.unit = plan.binning, plan.stats, plan.stats.unit
         self.loss = plan.target.loss.in_unit(self.unit)
         self.parameters = in_units_of(plan.learning, plan.stats)
@@ -110,7 +110,7 @@ class BoostingLoop:
         self._has_split = False
         self._ended_by: str | None = None
         if plan.max_weight is None:
-            counted = sessions.n_rows, self.target_stats.max_weight
+            counted = backend.n_rows, self.target_stats.max_weight
         else:
             counted = int(self.target_stats.total_weight), 1.0
         directions = None
@@ -118,7 +118,7 @@ class BoostingLoop:
             seed, of_forest = plan.learning.random_state, plan.parameters.is_forest
             of_classes, scales = self.loss.has_classes, plan.output_scales
             directions = Directions(self.loss.n_outputs, of_classes, seed, scales, of_forest=of_forest)
-        self.leaf_estimator = LeafEstimator(sessions, self.loss, self.parameters, *counted, directions, plan.stats.spreads)
+        self.leaf_estimator = LeafEstimator(backend, self.loss, self.parameters, *counted, directions, plan.stats.spreads)
         self.rates = Rates(
             plan.request.learning_rates,
             plan.learning.learning_rate,
@@ -126,8 +126,8 @@ class BoostingLoop:
             n_earlier=start.n_earlier if start.is_new_source else 0,
             has_checkpoint=self.checkpoint is not None,
         )
-        self.scores = Scores(plan, sessions)
-        self.tasks = Tasks(plan, sessions, self.leaf_estimator)
+        self.scores = Scores(plan, backend)
+        self.tasks = Tasks(plan, backend, self.leaf_estimator)
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
 
     @property
@@ -185,11 +185,9 @@ class BoostingLoop:
 
     def _data(self) -> dict[str, Any]:
         """Return the identity of the data for the checkpoint."""
-        sums = merged_fingerprint(self.sessions, self.plan.shard_spec) if self.code_sums is None else self.code_sums
+        sums = merged_fingerprint(self.backend, self.plan.shard_spec) if self.code_sums is None else self.code_sums
         arcbites = self.parameters.arcbites
-        return describe_data(
-            self.binning, self.loss, self.sessions.n_rows, None if arcbites is None else arcbites.n_bites, sums
-        )
+        return describe_data(self.binning, self.loss, self.backend.n_rows, None if arcbites is None else arcbites.n_bites, sums)
 
     def restart_waiting(self, n_done: int) -> None:
         """Restart the waiting time of early stopping at a visit to an arcbite."""
@@ -221,7 +219,7 @@ class BoostingLoop:
         record |= {"seconds": 0.0, "rows_kept": n_rows, "bytes_read": 0}
         record |= self.scores.evaluate()
         gradients = self._gradients = self.leaf_estimator.add_leaf_values(values, iteration)
-        measured = self.sessions.report()
+        measured = self.backend.report()
         record |= self.scores.of_training(gradients, iteration)
         if self.rates.are_noted:
             record["learning_rate"] = self.rates.rate
@@ -233,7 +231,7 @@ class BoostingLoop:
         self._use_rate(self.rates.begin(iteration))
         tasks = self.tasks.of(gradients, iteration)
         values, n_rows = [], []
-        for task, tree in zip(tasks, self.sessions.grow(tasks), strict=True):
+        for task, tree in zip(tasks, self.backend.grow(tasks), strict=True):
             n_rows.append(tree.n_rows)
             values.append(self._set_values(task, tree, iteration))
         return in_rows(values), round(sum(n_rows) / len(n_rows))
@@ -304,7 +302,7 @@ class BoostingLoop:
 def all_rows(loop: BoostingLoop) -> Iterator[Visit]:
     """Yield the only visit of a fit without arcbites; complete the checkpoint when it is over."""
     gradients = loop.begin()
-    loop.sessions.report()  # discard the times before the first iteration
+    loop.backend.report()  # discard the times before the first iteration
     if loop.early_stopping is None or not loop.early_stopping.has_waited(loop.n_before):
         yield Visit(gradients, loop.n_iterations - loop.n_done)
     if loop.checkpoint is not None:

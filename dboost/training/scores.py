@@ -16,8 +16,8 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.metrics.metric import LossMagnitude, MetricReduction
 from dboost.metrics.named import ALIASES, find_metrics
 from dboost.params import EarlyStopping, Parameters
+from dboost.session.backend import Backend
 from dboost.session.row_samples import HELD_OUT
-from dboost.session.sessions import Sessions
 from dboost.session.target import Target
 from dboost.training.callbacks import StoppingRule
 from dboost.training.history import OUT_OF_BAG
@@ -104,15 +104,15 @@ class Scores:
         Of the current training rows.
     """
 
-    def __init__(self, plan: FitPlan, sessions: Sessions) -> None:
-        self._plan, self._sessions = plan, sessions
+    def __init__(self, plan: FitPlan, backend: Backend) -> None:
+        self._plan, self._backend = plan, backend
         self.total_weight = plan.stats.total_weight
         self._has_warned = plan.request.fold is not None  # `folds.FoldScores` warns once for all folds
 
     @property
     def named(self) -> dict[str, tuple[str, str]]:
         """Evaluation set and metric of each column of metrics."""
-        names = self._sessions.eval_names if self._plan.has_eval_sets else []
+        names = self._backend.eval_names if self._plan.has_eval_sets else []
         return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self._plan.metrics}
 
     @property
@@ -126,7 +126,7 @@ class Scores:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the evaluation sets."""
-        return self._sessions.evaluate(list(self._plan.metrics)) if self._plan.has_eval_sets else {}
+        return self._backend.evaluate(list(self._plan.metrics)) if self._plan.has_eval_sets else {}
 
     def of_training(self, stats: GradientStats, iteration: int) -> dict[str, float]:
         """Return the mean loss of the training rows; of a forest also metrics of their out-of-bag predictions."""
@@ -140,7 +140,7 @@ class Scores:
         by_name = {metric.name: metric for metric in metrics}
         size = LossMagnitude.of(self._plan.stats.magnitudes, self._plan.stats.max_weight, plan.n_rows)
         specs = [metric.on_workers for metric in by_name.values()]
-        results = self._sessions.statistics(metric_chunks, specs, plan.target.loss, size, self._plan.stats.unit)
+        results = self._backend.statistics(metric_chunks, specs, plan.target.loss, size, self._plan.stats.unit)
         columns = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
         if any(n for n, _ in results):
             for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):

@@ -29,7 +29,7 @@ from dboost.exact import ExactSum, merged_float, total, unit_for
 from dboost.losses import BaseLoss
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, target_column
 from dboost.params import Parameters
-from dboost.session.sessions import Sessions
+from dboost.session.backend import Backend
 from dboost.session.table_rows import TableRows
 from dboost.session.target import EncodedRoles
 from dboost.training.minimize import minimize_convex
@@ -205,9 +205,9 @@ class Units:
     loss_unit: float  # of exact sums of the weighted loss
 
 
-def of_roles(sessions: Sessions, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def of_roles(backend: Backend, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return ``function(roles, *arguments)`` of ranges that together are all rows of positive weight (`EncodedRoles`)."""
-    return [answer for answers in sessions.ask(TableRows.map_rows, function, arguments) for answer in answers]
+    return [answer for answers in backend.ask(TableRows.map_rows, function, arguments) for answer in answers]
 
 
 def target_stats(loss: BaseLoss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None) -> TargetStats:

@@ -11,7 +11,7 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_sample import FEATURES, Sample, derive_seed
 from dboost.rows.statistics import fine_bin_hessians
-from dboost.session.sessions import Sessions
+from dboost.session.backend import Backend
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import FitPlan
 from dboost.training.target_stats import in_units_of
@@ -24,13 +24,13 @@ class Tasks:
     Parameters
     ----------
     plan : FitPlan
-    sessions : Sessions
+    backend : Backend
     leaf_values : LeafEstimator
         Chooses the rows whose influence is trimmed.
     """
 
-    def __init__(self, plan: FitPlan, sessions: Sessions, leaf_values: LeafEstimator) -> None:
-        self._plan, self._sessions, self._leaf_values = plan, sessions, leaf_values
+    def __init__(self, plan: FitPlan, backend: Backend, leaf_values: LeafEstimator) -> None:
+        self._plan, self._backend, self._leaf_values = plan, backend, leaf_values
         self._loss, self._parameters = plan.target.loss.in_unit(plan.stats.unit), in_units_of(plan.learning, plan.stats)
 
     def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
@@ -46,7 +46,7 @@ class Tasks:
         fine_layout, bin_layout = self._plan.shard_spec.layout, self._plan.shard_spec.bin_layout
         if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
             return task
-        masses = self._sessions.statistics(fine_bin_hessians, task.row_subset, float(task.scales[1]))
+        masses = self._backend.statistics(fine_bin_hessians, task.row_subset, float(task.scales[1]))
         return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
@@ -59,7 +59,7 @@ class Tasks:
             max_hessian = self._plan.stats.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self._plan.shard_spec.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self._sessions.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
+        n = self._backend.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
         exact_h = 1.0 if self._plan.shard_spec.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         leaves = self._loss.leaves[output]

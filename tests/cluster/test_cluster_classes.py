@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster.training import cluster_sessions
+from dboost.cluster.training import cluster_backend
 from tests.helpers.clusters import a_table, lines_cluster
 from tests.helpers.examples import examples
 from tests.helpers.tune import Tune
@@ -62,7 +62,7 @@ def test_any_number_of_trees_may_grow_together(
 ) -> None:
     options = {"subsample": subsample, "influence_trimming": trim, "random_state": seed, "max_features": columns}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster_sessions.ClusterSessions, "_trees_together", lambda calls, tasks: together)
+        patch.setattr(cluster_backend.ClusterBackend, "_trees_together", lambda calls, tasks: together)
         found, rounds = on_cluster(client, **options)
     assert found == in_process(**options)
     assert sum(n > 0 for n in rounds) == 3 * -(-N_CLASSES // together)
@@ -74,7 +74,7 @@ def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client
     assert found == in_process() and all(rounds)
     # Groups have similar numbers of trees: 5 trees of at most 4 at a time are 3 and 2.
     n_rows = (FRAME["w"] > 0).sum() / 3  # of each worker, about
-    tune(tree_bytes=int(4.5 * cluster_sessions.BYTES_PER_ROW * n_rows))
+    tune(tree_bytes=int(4.5 * cluster_backend.BYTES_PER_ROW * n_rows))
     found, rounds = on_cluster(client, max_iter=1, max_bins=8)
     assert found == in_process(max_iter=1, max_bins=8)
     assert [n > 0 for n in rounds] == [True, False, False, True, False]

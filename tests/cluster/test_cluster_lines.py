@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.scheduler import reducer
 from dboost.cluster.scheduler.reducer import Reducer
-from dboost.cluster.training import cluster_sessions
+from dboost.cluster.training import cluster_backend
 from dboost.cluster.transport import line
 from dboost.cluster.transport.line import Line, LineClosed, accept_line, open_line, packed
 from dboost.cluster.transport.messages import OK, LostWorkers
@@ -306,7 +306,7 @@ def die_with_a_request_queued(dask_worker: Worker) -> None:
 @pytest.mark.parametrize("target", ["y", pytest.param("t", marks=pytest.mark.slow)], ids=["one tree", "three classes"])
 def test_a_worker_dies_while_two_rounds_are_under_way(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rounds are given up; the trees are grown again on the other workers, and the model is that of one process."""
-    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda connection, workers: 2)  # as if on other hosts
+    monkeypatch.setattr(cluster_backend, "rounds_in_flight", lambda connection, workers: 2)  # as if on other hosts
     options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
     with Processes(3) as cluster:
         cluster.client.run_on_scheduler(count_rounds)

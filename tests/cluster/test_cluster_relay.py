@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster.training import cluster_sessions
+from dboost.cluster.training import cluster_backend
 from dboost.cluster.transport.line import Line
 from dboost.cluster.transport.messages import LOST, OK, FitCancelled
 from dboost.cluster.transport.rpc import (
@@ -237,7 +237,7 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
             return begin(calls, method, arguments, follows=follows)
 
         monkeypatch.setattr(FitCalls, "begin", noted)
-        monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+        monkeypatch.setattr(cluster_backend, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
         overlapping = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
         assert any(follow)
     assert overlapping.sha256 == here.sha256
@@ -266,7 +266,7 @@ def die_in_the_second_tree() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, -1], ids=["a relay", "a relay below", "the last"])
 def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+    monkeypatch.setattr(cluster_backend, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
     options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
     with Processes(7, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster, dask.config.set({"dboost.fan-in": 2}):
         cluster.client.run(die_in_the_second_tree, workers=[sorted(cluster.pids())[victim]])

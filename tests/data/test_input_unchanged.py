@@ -12,7 +12,7 @@ from dboost.data import open_table
 from dboost.losses import SquaredError
 from dboost.metrics.named import find_metrics
 from dboost.params import make_parameters
-from dboost.session.local_sessions import LocalSessions
+from dboost.session.local_backend import LocalBackend
 from dboost.session.memory import Budget
 from dboost.session.row_samples import Draw
 from dboost.training.callbacks import StoppingRule
@@ -48,7 +48,7 @@ def test_a_table_keeps_its_weights(limit: int | None, weighted: bool) -> None:
     request = FitRequest(make_parameters({"max_iter": 2}), 1, make_validation_plan=validation, budget=budget)
     with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
         before, kept = table.weight, None if table.weight is None else table.weight.copy()
-        fitted = train(request, LocalSessions(lambda: table, 1))
+        fitted = train(request, LocalBackend(lambda: table, 1))
         assert table.weight is before and (kept is None or np.array_equal(table.weight, kept))
         ((n_rows, n_held_out),) = counted
         assert fitted.ensemble.sources[0]["rows"] == n_rows - n_held_out and n_held_out

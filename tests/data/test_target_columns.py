@@ -22,7 +22,7 @@ import dboost
 from dboost import DataError, Dataset, ParameterError
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks
-from dboost.cluster.training.cluster_sessions import ClusterSessions
+from dboost.cluster.training.cluster_backend import ClusterBackend
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.columns.fingerprint import fingerprint
 from dboost.data.columns.labels import Names
@@ -247,15 +247,15 @@ def targets_by_partition(rows: TableRows) -> dict[int, Any]:
 def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
     data, target = FORMS[form](tmp_path)
     with Connection(client) as connection:
-        sessions = ClusterSessions(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_partitions=3), 1)
-        sessions.load()
-        assert {scan.n_columns for scan in sessions.target_scans()} == {2}
+        backend = ClusterBackend(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_partitions=3), 1)
+        backend.load()
+        assert {scan.n_columns for scan in backend.target_scans()} == {2}
         for _ in range(2):
             found: dict[int, Any] = {}
-            for of_session in sessions.ask(targets_by_partition):
+            for of_session in backend.ask(targets_by_partition):
                 found |= of_session
             np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
-            table = sessions.training
+            table = backend.training
             before = dict(table.fingerprints)
             table.drop_workers(table.sessions[:1])  # its partitions are read again
             assert table.repair()

@@ -25,7 +25,7 @@ from distributed import Client
 import dboost
 from dboost import sizing
 from dboost.cluster.client.connection import Connection
-from dboost.cluster.worker import host_sessions
+from dboost.cluster.worker import host_trainers
 from dboost.kernels.threads import usable_processors
 from dboost.params import Parameters
 from dboost.rows.shard import Shard
@@ -185,12 +185,12 @@ def test_a_plan_of_a_cluster_is_that_of_a_fit(
         zip(sorted(client.nthreads()), ["a", "b", "c"] if hosts == 3 else ["a", "a", "a" if hosts == 1 else "b"], strict=True)
     )
     monkeypatch.setattr(Connection, "host_of", lambda connection, worker: names[worker])
-    place = host_sessions._place_of
+    place = host_trainers._place_of
 
-    def place_of(dask_worker: Any = None) -> host_sessions.WorkerPlace:
+    def place_of(dask_worker: Any = None) -> host_trainers.WorkerPlace:
         return place(dask_worker)._replace(host=names[dask_worker.address])
 
-    monkeypatch.setattr(host_sessions, "_place_of", place_of)
+    monkeypatch.setattr(host_trainers, "_place_of", place_of)
     frame = a_table(6000)[["a", "b", "c", "y"]]
     parts = [dask.delayed(frame.iloc[k : k + 500]) for k in range(0, 6000, 500)]
     events: list[dict] = []

@@ -22,7 +22,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
 from dboost.rows.row_sample import VISITS, derive_seed, hash_rows
 from dboost.session.bites import part_sizes, parts_of
-from dboost.session.local_sessions import LocalSessions
+from dboost.session.local_backend import LocalBackend
 from dboost.session.warm_start import WarmStart
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import train
@@ -141,7 +141,7 @@ def test_naive_twin(loss: str, order: str) -> None:
         parameters = make_parameters(options | {"max_iter": 2 * n})
         request = FitRequest(parameters, 1, warm_start=WarmStart.same_data(model))
         opened = partial(open_table, frame[rows], y[rows], options=ReadOptions(n_threads=1))
-        twin = train(request, LocalSessions(opened, 1))
+        twin = train(request, LocalBackend(opened, 1))
         model = twin.ensemble
         k = model.n_outputs
         for a, b in zip(model.trees[-2 * k :], found.ensemble.trees[2 * k * (n - 1) : 2 * k * n], strict=True):

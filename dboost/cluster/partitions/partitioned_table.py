@@ -25,8 +25,8 @@ from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held, plan_moves, values_held
 from dboost.cluster.transport.messages import LostWorkers, Step
-from dboost.cluster.transport.sample_exchange import choose_owners
-from dboost.cluster.worker.host_sessions import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
+from dboost.cluster.transport.split_proposals import choose_owners
+from dboost.cluster.worker.host_trainers import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
 from dboost.config import imbalance, session_per_host
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.kinds.frame import some_values
@@ -81,7 +81,7 @@ class PartitionedTable:
     n_outputs: int = 1  # trees of an iteration, once they are known
     n_at_once: int = 1  # fits that run at the same time
     #: What shards are built with, if sessions hand their rows over to one session of their host
-    #: (`cluster.worker.host_sessions`).
+    #: (`cluster.worker.host_trainers`).
     host_spec: BuildSpec | None = None
     id_ranges: RowIdRanges = field(default_factory=partial(RowIdRanges, {}, 0))  # once the rows are numbered
     _n_trained: dict[int, int] | None = None
@@ -93,7 +93,7 @@ class PartitionedTable:
     _best_progress: int = 0
     #: Memory that sessions have for rows (`PartitionStats.spare`).
     _spare: dict[SessionRef, Budget | None] = field(default_factory=dict)
-    #: Sessions that train on the rows of their hosts.
+    #: Backend that train on the rows of their hosts.
     _trainers: set[SessionRef] = field(default_factory=set)
 
     # Stages.
@@ -209,7 +209,7 @@ class PartitionedTable:
         return self._call_all(question.__name__, ask)
 
     def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
-        """Return the split candidates of a range of the numeric columns, see `transport.sample_exchange`."""
+        """Return the split candidates of a range of the numeric columns, see `transport.split_proposals`."""
         # Changes are not sent with this call: a session whose change failed would keep others waiting for its values.
         self.complete()
 
@@ -328,7 +328,7 @@ class PartitionedTable:
     # Rows of a host.
 
     def _hand_over(self, due: list[WorkerPartitions], before: Sequence[Stage], spec: BuildSpec) -> list[WorkerPartitions]:
-        """Have sessions hand over rows that are about to be built, see `cluster.worker.host_sessions`; return the remaining
+        """Have sessions hand over rows that are about to be built, see `cluster.worker.host_trainers`; return the remaining
         entries.
 
         before : stages that are still missing. They are completed first: a session in which one failed would keep others

@@ -18,7 +18,7 @@ classes is known only after loading, and the others then get rows as workers tha
 
 Fits that run at the same time, such as the folds of a cross-validation, share the workers. If there are as many fits as
 workers, each grows its trees on one of them: no worker is idle, and there are no rounds. Then only the memory limits the size
-of the table. Of the workers of a host, folds have one with the threads of all (`cluster.worker.host_sessions`).
+of the table. Of the workers of a host, folds have one with the threads of all (`cluster.worker.host_trainers`).
 
 Partitions also move to workers that join during training, see `cluster.partitions.joined_workers`.
 """

@@ -10,7 +10,7 @@ if it does not answer within the same time, the reducer removes it from the clus
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
 **Latency.** A fit has thousands of rounds. Each fit has a thread, which answers the client on a line, calls the sessions on
-lines (`cluster.transport.rpc`), merges their histograms and picks the splits (`session_rounds`), so the scheduler's event loop
+lines (`cluster.transport.rpc`), merges their histograms and picks the splits (`reducer_rounds`), so the scheduler's event loop
 serves all clients.
 """
 
@@ -35,7 +35,7 @@ from distributed.scheduler import TaskState
 
 from dboost.cluster.monitoring.dashboard import registry_of
 from dboost.cluster.monitoring.prometheus_metrics import publish
-from dboost.cluster.scheduler.session_rounds import SessionRounds
+from dboost.cluster.scheduler.reducer_rounds import ReducerRounds
 from dboost.cluster.transport.feature_exchange import choose_exchange
 from dboost.cluster.transport.line import Line, accept_line
 from dboost.cluster.transport.messages import (
@@ -83,7 +83,7 @@ def dask_setup(scheduler: Scheduler) -> None:
 
 
 class Reducer(SchedulerPlugin):
-    """Runs fits in the scheduler: their lines, calls and lost workers. Rounds are in `session_rounds`."""
+    """Runs fits in the scheduler: their lines, calls and lost workers. Rounds are in `reducer_rounds`."""
 
     name = NAME
     idempotent = True
@@ -587,7 +587,7 @@ class Fit:
     #: carries them.
     lost_readers: deque[tuple[str, int]] = field(default_factory=deque)
     n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins
-    rounds: SessionRounds = field(default_factory=SessionRounds)
+    rounds: ReducerRounds = field(default_factory=ReducerRounds)
     client_line: Line | None = None  # on which the client calls `_ask` and `_grow`
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 

@@ -29,8 +29,8 @@ from distributed import Client, Future
 from dboost.cluster.client.connection import Connection, address_of, current_client, seceded, submit, usable
 from dboost.cluster.client.worker_choice import WorkerChoice
 from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone
+from dboost.cluster.training.cluster_backend import ClusterBackend
 from dboost.cluster.training.cluster_fit import n_partitions_of, train_on
-from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.cluster.transport.messages import pack
 from dboost.cluster.worker.worker_plugin import running, slices_of
 from dboost.data import Chunk, Column, RowRoles
@@ -130,20 +130,20 @@ class ClusterRows(BinnedRows):
         if request.fold is not None:  # workers load folds at the same time
             request = replace(request, fold=replace(request.fold, loading=nullcontext()))
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            sessions = self._sessions(connection, request.budget, request.n_threads, request.n_at_once)
-            return train_on(connection, replace(request, binned=self.data), sessions)
+            backend = self._backend(connection, request.budget, request.n_threads, request.n_at_once)
+            return train_on(connection, replace(request, binned=self.data), backend)
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         check_thresholds(model, self.data.binning, "refit_leaves")
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            sessions = self._sessions(connection, None, options["n_threads"])
-            return refit_leaves(model, sessions, binned=self.data, **options)
+            backend = self._backend(connection, None, options["n_threads"])
+            return refit_leaves(model, backend, binned=self.data, **options)
 
-    def _sessions(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterSessions:
+    def _backend(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterBackend:
         def make_tasks() -> BinnedTasks:
             return BinnedTasks(self.data, self.futures, self.filled, budget, self.n_rows)
 
-        return ClusterSessions(connection, make_tasks, n_threads, n_at_once=n_at_once)
+        return ClusterBackend(connection, make_tasks, n_threads, n_at_once=n_at_once)
 
     @contextmanager
     def for_folds(self) -> Iterator[ClusterRows]:
@@ -259,14 +259,14 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
         raw, held = (tasks, []) if tasks.parts is not None else _held(client, tasks, restricted)
         futures: list[Future] = []
         try:
-            sessions = ClusterSessions(connection, lambda: raw, request.n_threads)
-            features = sessions.load()
-            n_targets = check_categories(sessions.target_scans(), name_of_target(request.roles.get("target"))).n_columns
-            partitions = sessions.training
+            backend = ClusterBackend(connection, lambda: raw, request.n_threads)
+            features = backend.load()
+            n_targets = check_categories(backend.target_scans(), name_of_target(request.roles.get("target"))).n_columns
+            partitions = backend.training
             raw = partitions.source  # read again, perhaps, with columns as text
             request.progress.phase("binning")
-            binning = propose_bins(request, parameters, COLD_START, features, sessions)
-            n_kept, n_rows, ranges = sessions.n_kept, sessions.n_rows, partitions.id_ranges.ranges
+            binning = propose_bins(request, parameters, COLD_START, features, backend)
+            n_kept, n_rows, ranges = backend.n_kept, backend.n_rows, partitions.id_ranges.ranges
             plan = replace(raw.plan, known=features, extend_categories=False)
             has = raw.roles
             ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_partitions))]).tolist()
@@ -303,7 +303,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
         finally:
             for future in held:  # Dask computes them again if it has to
                 future.release()
-    data = described(binning, sessions.named, [sample for i, sample in enumerate(samples) if n_kept[i]])
+    data = described(binning, backend.named, [sample for i, sample in enumerate(samples) if n_kept[i]])
     return ClusterRows(client, data, settings, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
 
 

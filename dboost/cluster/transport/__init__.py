@@ -1,1 +1,1 @@
-"""Messages between client, scheduler and workers, and exchanges among workers."""
+"""Messages between client, scheduler and workers, and what workers send to each other."""

@@ -60,8 +60,8 @@ from dboost.cluster.transport.rpc import (
     open_worker_line,
     run_on,
 )
-from dboost.cluster.transport.sample_exchange import answer_proposal
-from dboost.cluster.worker.host_sessions import answer_hand_over
+from dboost.cluster.transport.split_proposals import answer_proposal
+from dboost.cluster.worker.host_trainers import answer_hand_over
 from dboost.config import liveness_timeout
 from dboost.data import Chunk
 from dboost.files.spool import remove_stale, temporary_root
@@ -88,7 +88,7 @@ class PartitionMover:
     def __init__(self, worker: Worker, plugin: Any, pool: Executor) -> None:
         self._worker, self._plugin, self._pool = worker, plugin, pool
         self._loop = asyncio.get_running_loop()
-        #: Sessions of other workers that could not be reached, or no longer had a partition.
+        #: Backend of other workers that could not be reached, or no longer had a partition.
         self._gone: set[SessionRef] = set()
         worker.handlers["dboost_give"] = self.give
 
@@ -219,7 +219,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lines: dict[Line, tuple[str, str]] = {}
         #: Lines on which sessions send slices of histograms, by fit and session.
         self._peers: dict[tuple[str, str], Peers] = {}
-        #: Sessions that search features of exchanged histograms, by fit and session.
+        #: Backend that search features of exchanged histograms, by fit and session.
         self._owners: dict[tuple[str, str], FeatureOwner] = {}
         self.mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()

@@ -33,14 +33,14 @@ from dboost.trees.tree_task import TreeTask
 _MOST_QUEUED_BYTES = 64 * 1024
 
 
-class SessionRounds:
+class ReducerRounds:
     """Grows the trees of a fit on sessions. Stores what the sessions know from earlier trees."""
 
     def __init__(self) -> None:
         self._rounds = TreeRounds()
         #: What all sessions have received with an earlier tree.
         self._known_exchange: SliceExchange | None = None
-        #: Sessions that have all rows, but as several shards.
+        #: Backend that have all rows, but as several shards.
         self._divided: set[SessionRef] = set()
 
     def grow_trees(

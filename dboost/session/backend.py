@@ -1,12 +1,12 @@
-"""All sessions of a fit: the one of this process, or those on the workers of a cluster.
+"""The backend of a fit: where its rows are, and who trains on them.
 
-`Sessions` is what the steps of a fit (`training.fit`) call, from the first statistic to the last tree. It has two
-implementations: `local_sessions.LocalSessions` calls one session directly, `cluster.training.cluster_sessions.ClusterSessions`
-sends messages to workers, which may be lost and replaced. Nothing else in a fit asks where the rows are.
+The steps of a fit (`training.fit`) call it, from the first statistic to the last tree. `local_backend.LocalBackend` calls the
+session of this process, `cluster.training.cluster_backend.ClusterBackend` the sessions of workers, which may be lost and
+replaced. Nothing else in a fit asks where the rows are.
 
-**Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``sessions.ask(class_counts, 3)`` returns
+**Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``backend.ask(class_counts, 3)`` returns
 the answer of each session. A function is a method of `TableRows` or a function in the module of its subject, and is
-pickled by its name. A change is such a function without an answer, ``sessions.change(TableRows.encode, target)``. It must be
+pickled by its name. A change is such a function without an answer, ``backend.change(TableRows.encode, target)``. It must be
 idempotent, and is made again on rows that are read again. All sessions receive the same arguments, except for values of each
 row (`row_samples.PerRow`).
 
@@ -37,8 +37,8 @@ Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
 
 
-class Sessions(Protocol):
-    """The rows of a fit."""
+class Backend(Protocol):
+    """The rows of a fit, in the sessions of one or more processes."""
 
     # The table.
 

@@ -1,4 +1,4 @@
-"""Split candidates that workers propose together, from a sample that they exchange. The model is that of one process."""
+"""Split candidates that workers propose together, from a sample whose columns they divide. The model is that of one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.transport.line import Message
 from dboost.cluster.transport.rpc import METHODS
-from dboost.cluster.transport.sample_exchange import choose_owners
+from dboost.cluster.transport.split_proposals import choose_owners
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session

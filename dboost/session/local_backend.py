@@ -36,8 +36,8 @@ Given = TypeVarTuple("Given")
 BATCH = "training data"
 
 
-class LocalSessions:
-    """Implements `sessions.Sessions` by one session.
+class LocalBackend:
+    """Implements `backend.Backend` by one session.
 
     Parameters
     ----------

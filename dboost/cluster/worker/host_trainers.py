@@ -32,7 +32,7 @@ of their host if it has room for them, even if it has read none of them, else to
 has other workers, one of them becomes its trainer, and no host has two. A worker that has handed its rows over has none to
 lose. Workers that join beside a trainer get no rows (`cluster.partitions.joined_workers`).
 
-**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`cluster.transport.peer_messages`), in
+**The hand-over** is one call to the sessions. Rows travel as slices of histograms do (`cluster.transport.peer_messages`), in
 messages of about `Tuning.hand_over_bytes`; a session that waits for those of a lost one gives up in the same way. What was
 received counts only once the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
 """
@@ -81,7 +81,7 @@ class Member(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """What a session does in an exchange."""
+    """What a session does in a hand-over."""
 
     trainer: SessionRef
     n_messages: int  # messages that a session sends if it is not the trainer; 0 for a trainer that has read nothing

@@ -23,9 +23,9 @@ import dboost
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions import partitioned_table, rebalance
 from dboost.cluster.partitions.rebalance import values_held
-from dboost.cluster.training import cluster_sessions
-from dboost.cluster.worker import host_sessions, worker_plugin
-from dboost.cluster.worker.host_sessions import (
+from dboost.cluster.training import cluster_backend
+from dboost.cluster.worker import host_trainers, worker_plugin
+from dboost.cluster.worker.host_trainers import (
     HandOver,
     HostWorkers,
     Member,
@@ -217,7 +217,7 @@ def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, m
     sent: list[int] = []
     encoded: list[Any] = []
     trained: list[Any] = []
-    pieces_of, encode_table = host_sessions.pieces_of, table_rows.encode_table
+    pieces_of, encode_table = host_trainers.pieces_of, table_rows.encode_table
 
     def noted(message: Any) -> Any:
         pieces = pieces_of(message)
@@ -233,7 +233,7 @@ def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, m
             sessions = worker.plugins["dboost"]._sessions.values()
             trained.extend(rows.shard.codes.narrow for one in sessions for rows in one.trained)
 
-    monkeypatch.setattr(host_sessions, "pieces_of", noted)
+    monkeypatch.setattr(host_trainers, "pieces_of", noted)
     monkeypatch.setattr(table_rows, "encode_table", encode)
     options = {"offset": offset, "callbacks": at(1, look)}
     there = fitted(divided(FRAME, [800, 1600]), "z", client=client, **options)
@@ -314,7 +314,7 @@ def test_folds_without_a_worker_that_has_room(client: Client, monkeypatch: pytes
 def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
     """Return rows, threads, and batches that are not built, of each session."""
     sessions = dask_worker.plugins["dboost"]._sessions.values()
-    return [(one.n_rows, one.n_threads, len(one._rows) + len(one.loading.names) + len(one._exchanges)) for one in sessions]
+    return [(one.n_rows, one.n_threads, len(one._rows) + len(one.loading.names) + len(one._encoded)) for one in sessions]
 
 
 def threads_of(client: Client, frame: pd.DataFrame) -> list[int]:
@@ -332,7 +332,7 @@ def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypat
     own, together = max(client.nthreads().values()), min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
     frame = FRAME[[*COLUMNS, "y"]]
     assert threads_of(client, frame) == [own], "one thread is faster"
-    for module in (cluster_sessions, threads):
+    for module in (cluster_backend, threads):
         monkeypatch.setattr(module, "is_small", lambda *_: False)
     assert threads_of(client, frame) == [max(own, together)]
     monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)

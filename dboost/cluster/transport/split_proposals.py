@@ -1,4 +1,4 @@
-"""The exchange of sampled values among workers, from which they propose split candidates.
+"""Split candidates that workers propose together, from sampled values that they send to each other.
 
 Candidates are quantiles of the values of all sampled rows (`data.columns.binning`). Some sessions are *owners* of a range of
 the columns each, and propose the candidates of these: they sort the sample at the same time, and the coordinator receives the

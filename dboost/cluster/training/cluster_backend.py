@@ -1,6 +1,5 @@
-"""The sessions on the workers of a cluster, and recovery when workers are lost.
-
-`ClusterSessions` implements `session.sessions.Sessions`. Who has which partition, and who reads it again, is known to the
+"""The backend of a fit on a cluster: calls of the workers' sessions, and recovery when workers are lost.
+Who has which partition, and who reads it again, is known to the
 `PartitionedTable` of each table of the fit: the training data, and evaluation sets that the workers read. Rows that leave the
 workers are samples: those that propose the split points, and the reference sample (and what some metrics need, see
 `docs/method/promises.md`).
@@ -26,7 +25,7 @@ from dboost.cluster.partitions.joined_workers import JoinedWorkers
 from dboost.cluster.partitions.partitioned_table import PartitionedTable, with_recovery
 from dboost.cluster.partitions.read_tasks import TRAINING_DATA, ReadTasks
 from dboost.cluster.partitions.table_features import load_partitions
-from dboost.cluster.scheduler.session_rounds import check_rows
+from dboost.cluster.scheduler.reducer_rounds import check_rows
 from dboost.cluster.training.fit_events import FitEvents
 from dboost.cluster.transport.messages import LostWorkers, Timing
 from dboost.config import metric_rows, session_per_host
@@ -58,8 +57,8 @@ Given = TypeVarTuple("Given")
 _MOST_PER_ROUND = 512
 
 
-class ClusterSessions:
-    """The sessions of all workers with rows of a fit.
+class ClusterBackend:
+    """Implements `session.backend.Backend` by the sessions of all workers with rows of a fit.
 
     Parameters
     ----------
@@ -172,7 +171,7 @@ class ClusterSessions:
         return sum(self.n_kept.values())
 
     def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
-        """Sessions of a host may hand their rows over to one of them, see `cluster.worker.host_sessions`."""
+        """Sessions of a host may hand their rows over to one of them, see `cluster.worker.host_trainers`."""
         training = self.training
         self.spec = spec = replace(spec, id_ranges=training.id_ranges)
         self.trees = trees
@@ -206,7 +205,7 @@ class ClusterSessions:
             log_streamed_eval_set(" and ".join(chosen))
 
     def _is_handed_over(self, spec: BuildSpec) -> bool:
-        """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_sessions`."""
+        """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_trainers`."""
         is_possible = spec.budget is None and spec.n_parts is None and spec.refit_model is None and not self._has_eval_files
         n_rows, n_features = sum(self.training.lengths.values()), len(spec.binning.features)
         has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
