@@ -26,7 +26,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 help:
 	@echo "make demo    train on real rows and show what comes out"
-	@echo "make test    lint, types and tests (with CI=true the slow tests too)"
+	@echo "make test    lint, types and tests (with CI=true the slow tests too, with TURN=all all of their cells)"
 	@echo "make test-pythons  install the wheel for every Python of this machine and run the README (half an hour)"
 	@echo "make deploy-test  image, manifests and their commands, as far as this machine can without containers"
 	@echo "make image-test  build the image and run the Kubernetes manifests on podman, with faults (root, Linux; half an hour)"

@@ -32,18 +32,23 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 def pytest_configure(config: pytest.Config) -> None:
     """Tests that compare what this process prints need not know whether it is the first one that uses a kernel."""
     from dboost import kernels
+    from tests.helpers.cells import choose_turn
 
     kernels._NOTICE._is_printed = True
     leftovers.watch_folders()
+    choose_turn()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Before pytest leaves out what is slow, and deals the rest out to processes: none waits for a long test at the end."""
-    from tests.helpers.cells import mark_slow_cells
+    from tests.helpers.cells import cells_of_other_turns, choose_turn, mark_slow_cells
 
     mark_slow_cells(items)
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    others = cells_of_other_turns(items, choose_turn())
+    config.hook.pytest_deselected(items=others)
+    left = set(items).difference(others)
+    items[:] = sorted(filter(left.__contains__, items), key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,11 +77,13 @@ def tune() -> Iterator[Tune]:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    from tests.helpers.cells import N_TURNS, choose_turn
     from tests.helpers.real_data import FOLDER
     from tests.suite.covering import SEED
 
-    seed = f"cells of tests/suite: SUITE_SEED={SEED}"
-    return [seed] if FOLDER.exists() else [seed, "no real tables beside the checkout (../shared/data): their tests are skipped"]
+    cells = [f"cells of tests/suite: SUITE_SEED={SEED}", f"turns of slow cells: TURN={choose_turn()} of {N_TURNS}"]
+    skipped = "no real tables beside the checkout (../shared/data): their tests are skipped"
+    return cells if FOLDER.exists() else [*cells, skipped]
 
 
 _internal_errors: list[str] = []

@@ -418,6 +418,7 @@ BLOCK = 20
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns
 @pytest.mark.parametrize("first", range(FIRST, FIRST + DRAWS, BLOCK))
 def test_many_calls_are_the_same_everywhere(first: int, client: Client) -> None:
     examine(min(BLOCK, FIRST + DRAWS - first), PLACES | FRONT_ENDS | CLUSTER_PLACES, 2, client, first)

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from distributed import Client
 
+from tests.helpers.cells import SLOW_CELL
 from tests.helpers.clusters import lines_cluster
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, assert_same, result_of
 from tests.helpers.places import CHANGING_PLACES, CLUSTER_PLACES, PLACES, small_things
@@ -127,7 +128,7 @@ PROOFS: dict[str, Proof] = {
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        pytest.param(place, name, marks=() if (place, name) in FAST else pytest.mark.slow)
+        pytest.param(place, name, marks=() if (place, name) in FAST else SLOW_CELL)
         for place, names in CELLS.items()
         for name in names
         if (place, name) in CHOSEN

@@ -1,6 +1,7 @@
 """Which cells of a table with several dimensions are tested, and which of them are fast: `cells`.
 
 ``SUITE_SEED=7`` draws others than usual, ``SUITE=all pytest -m ""`` runs every cell. The report's header has the seed.
+Continuous integration runs the slow cells in turns (`tests.helpers.cells`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
+
+from tests.helpers.cells import SLOW_CELL
 
 SEED = int(os.environ.get("SUITE_SEED", "0"))
 
@@ -44,6 +47,6 @@ def cells(square: Sequence[Cell], fast: Marks, slow: Marks) -> list[Any]:
     chosen = square if os.environ.get("SUITE") == "all" else covering(square, slow, quick)
     taken, order = set(quick), {cell: number for number, cell in enumerate(square)}
     return [
-        pytest.param(*cell, id=" - ".join(cell), marks=() if cell in taken else pytest.mark.slow)
+        pytest.param(*cell, id=" - ".join(cell), marks=() if cell in taken else SLOW_CELL)
         for cell in sorted(chosen, key=order.__getitem__)
     ]
