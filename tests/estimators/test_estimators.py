@@ -46,25 +46,22 @@ def test_the_kind_of_task_is_the_estimators() -> None:
         DBoostClassifier(loss="squared_error").fit(X, X[:, 0] > 3)
 
 
-@pytest.mark.fast_cells(20)
-@BOTH
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("learning_rate", 0), ("max_leaf_nodes", 1), ("max_bins", 256), ("loss", "no_such_loss"), ("max_features", 1.5),
-        ("monotonic_cst", [2]), ("interaction_cst", "some"), ("memory_limit", "2 elephants"),
-        ("subsample", 0.0), ("quantile", 0.5), ("arcbites", "yes"),
+        ("monotonic_cst", [2]), ("interaction_cst", "some"), ("memory_limit", "2 elephants"), ("quantile", 0.5),
+        ("arcbites", "yes"),
         ("start_from", "nowhere.json"), ("checkpoint_every", 0), ("continue_bins", "old"), ("checkpoint", 3),
         ("source_name", 1),
         ("early_stopping", "yes"), ("early_stopping", None), ("scoring", 3), ("tol", -1.0), ("n_iter_no_change", 0),
         ("validation_fraction", 1.0), ("validation_fraction", 0), ("validation_fraction", True), ("warm_start", "no"),
-        ("verbose", "loud"), ("random_state", "seed"), ("n_threads", 0), ("categorical_features", ["b"]), ("features", ["a"]),
+        ("verbose", "loud"), ("random_state", "seed"), ("categorical_features", ["b"]), ("features", ["a"]),
     ],
 )  # fmt: skip
-def test_nothing_is_ignored(Estimator: Any, argument: str, value: Any) -> None:
-    X, y = np.arange(40.0)[:, None], np.arange(40) % 2
+def test_nothing_is_ignored(argument: str, value: Any) -> None:
+    X, y = np.arange(40.0)[:, None], np.arange(40.0)
     with pytest.raises(ValueError, match=r".+"):
-        Estimator(**{argument: value}).fit(X, y)
+        DBoostRegressor(**{argument: value}).fit(X, y)
 
 
 @BOTH

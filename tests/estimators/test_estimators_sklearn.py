@@ -246,20 +246,6 @@ def test_probabilities_of_pipelines_are_calibrated(method: str) -> None:
     assert 0 < threshold.best_threshold_ < 1
 
 
-def test_weights_are_routed() -> None:
-    frame, y = cities()
-    weight = np.where(np.arange(600) % 2, 0.0, 1.0)
-    with sklearn.config_context(enable_metadata_routing=True):
-        model = DBoostClassifier(max_iter=5, random_state=0).set_fit_request(sample_weight=True)
-        model.set_score_request(sample_weight=True)
-        search = GridSearchCV(model, {"max_iter": [3]}, cv=2).fit(frame, y, sample_weight=weight)
-        pipeline = make_pipeline(model).fit(frame, y, sample_weight=weight)
-    by_hand = DBoostClassifier(max_iter=3, random_state=0).fit(frame, y, weight)
-    np.testing.assert_array_equal(search.best_estimator_.predict_proba(frame), by_hand.predict_proba(frame))
-    by_hand.set_params(max_iter=5).fit(frame, y, weight)
-    np.testing.assert_array_equal(pipeline.predict_proba(frame), by_hand.predict_proba(frame))
-
-
 def test_validation_data_pass_through_a_pipeline() -> None:
     frame, y = cities()
     X = frame[["x", "y"]].to_numpy()

@@ -11,24 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.feature_selection import RFE, RFECV, SelectFromModel
-from sklearn.inspection import permutation_importance
-from sklearn.metrics import get_scorer, log_loss
+from sklearn.metrics import get_scorer
 from sklearn.model_selection import (
     GridSearchCV,
     HalvingGridSearchCV,
     HalvingRandomSearchCV,
     KFold,
-    cross_val_score,
     cross_validate,
 )
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
@@ -62,15 +58,6 @@ def test_feature_selection_finds_the_informative_columns(Estimator: Any) -> None
 
 
 @pytest.mark.slow
-def test_permutation_importance_in_two_processes() -> None:
-    X, y = signal_and_noise(DBoostRegressor)
-    model = small(DBoostRegressor, n_jobs=1).fit(X, y)
-    one, two = (permutation_importance(model, X, y, n_repeats=3, random_state=0, n_jobs=n) for n in (1, 2))
-    np.testing.assert_array_equal(one.importances, two.importances)
-    assert np.argsort(one.importances_mean)[::-1][:2].tolist() == [0, 2]
-
-
-@pytest.mark.slow
 def test_cross_validate_in_two_processes() -> None:
     X, y = signal_and_noise(DBoostClassifier)
     scoring = ["accuracy", "neg_log_loss", "roc_auc"]
@@ -99,21 +86,6 @@ def test_halving_searches(Estimator: Any) -> None:
     assert by_trees.n_resources_ == [3, 9]
     drawn = HalvingRandomSearchCV(small(Estimator), grid, n_candidates=3, **options).fit(X, y)
     assert drawn.best_estimator_.max_iter == 9
-
-
-def test_calibration() -> None:
-    X, y = signal_and_noise(DBoostClassifier, 900)
-    weight = np.random.default_rng(0).uniform(0.5, 2, 900)
-    for method in ("sigmoid", "isotonic"):
-        model = CalibratedClassifierCV(small(DBoostClassifier, max_iter=30), method=method, cv=3)
-        model.fit(X[:600], y[:600], sample_weight=weight[:600])
-        assert log_loss(y[600:], model.predict_proba(X[600:])) < 0.3
-        parts = [classifier.estimator for classifier in model.calibrated_classifiers_]
-        assert len({part.booster_.sha256 for part in parts}) == 3
-    three = np.digitize(X["a"], [-0.5, 0.5])
-    model = CalibratedClassifierCV(small(DBoostClassifier), ensemble=False, cv=2).fit(X, three)
-    np.testing.assert_allclose(model.predict_proba(X).sum(axis=1), 1)
-    assert model.score(X, three) > 0.9
 
 
 @BOTH
@@ -283,42 +255,6 @@ def test_scikit_learns_own_callbacks_in_pipelines_and_searches(capsys: pytest.Ca
     assert "DBoostClassifier" in capsys.readouterr().out
     assert not hasattr(search.best_estimator_, "_parent_callback_ctx")
     assert pickle.loads(pickle.dumps(search.best_estimator_)).predict(X).shape == (400,)
-
-
-@NEEDS_CALLBACKS
-def test_callbacks_of_scikit_learn_on_a_cluster() -> None:
-    from distributed import Client
-
-    X, y = signal_and_noise(DBoostRegressor)
-    import dask.dataframe as dd
-
-    lazy = dd.from_pandas(X.assign(y=y), npartitions=3)
-    recorder = RecorderWithoutScores()
-    with Client(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as client:
-        model = small(DBoostRegressor, max_iter=3, client=client).set_callbacks(recorder)
-        model.fit(lazy[list("abcde")], lazy["y"])
-    assert recorder.n_iterations == [1, 2, 3, 3]
-    assert model.booster_ == dboost.fit(
-        X.assign(y=y), "y", loss="squared_error", max_iter=3, max_leaf_nodes=6, learning_rate=0.3
-    )
-
-
-class RecorderWithoutScores(Recorder):
-    """Records the number of iterations of the fitted estimators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_iterations: list[int] = []
-
-    def on_fit_task_end(self, estimator: Any, context: Any, *, fitted_estimator: Any) -> None:  # type: ignore[override]
-        self.n_iterations.append(fitted_estimator.n_iter_)
-
-
-def test_cross_val_score_of_text_and_missing_values() -> None:
-    X, y = signal_and_noise(DBoostClassifier)
-    X["town"] = np.where(np.arange(400) % 3, "Gent", "Bern")
-    X.loc[::7, "a"] = np.nan
-    assert cross_val_score(small(DBoostClassifier), X, y, cv=3).mean() > 0.75
 
 
 @pytest.mark.slow

@@ -85,15 +85,6 @@ def test_logarithm() -> None:
     assert log1p32(np.zeros(1))[0] == 0.0
 
 
-def test_the_probability_of_any_score() -> None:
-    """e = exp(-|F|) is accurate for probabilities from 1e-38 to 1."""
-    score = dense(-87, 87)
-    e = exp32(-np.abs(score)).astype(np.float64)
-    p = np.where(score >= 0, 1, e) / (1 + e)
-    expected = 1 / (1 + np.exp(-score.astype(np.float64)))
-    assert (np.abs(p / expected - 1)).max() < 3e-7
-
-
 @given(values=st.lists(st.floats(0, 1e6), max_size=200), cut=st.integers(0, 200), largest=st.sampled_from([1e-3, 1.0, 1e6]))
 def test_sums_are_exact_in_any_order(values: list[float], cut: int, largest: float) -> None:
     values = [value * largest / 1e6 for value in values]

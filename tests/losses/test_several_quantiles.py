@@ -21,7 +21,6 @@ from dboost.cli import main
 from dboost.losses import Quantile, Quantiles, from_dict
 from dboost.model import model_file
 from tests.helpers.examples import examples
-from tests.helpers.real_data import load
 
 LEVELS = [0.05, 0.5, 0.95]
 NINE = [k / 10 for k in range(1, 10)]
@@ -225,21 +224,6 @@ def test_report(model: dboost.Booster, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model.report(tmp_path / "report.html", HELD_OUT, "y")  # has no residuals
     assert "3 quantiles" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["california", "covtype", "adult"])
-def test_the_loss_is_at_most_that_of_separate_fits_on_real_rows(name: str) -> None:
-    table = load(name).take(np.arange(6000))
-    frame = table.X
-    target = {"covtype": "Elevation", "adult": "hours-per-week"}.get(name)
-    y = table.y if target is None else frame.pop(next(one for one in frame if one.replace("_", "-") == target))
-    train, test = np.arange(6000) % 4 > 0, np.arange(6000) % 4 == 0
-    options = {"loss": "quantile", "max_iter": 40}
-    together = dboost.fit(frame[train], y[train], quantile=NINE, **options).predict(frame[test]).to_numpy()
-    apart = np.column_stack([dboost.fit(frame[train], y[train], quantile=q, **options).predict(frame[test]) for q in NINE])
-    losses = [sum(mean_pinball_loss(y[test], one[:, k], alpha=q) for k, q in enumerate(NINE)) for one in (together, apart)]
-    assert losses[0] <= losses[1] and (np.diff(together, axis=1) >= 0).all()
 
 
 def test_a_model_of_other_losses_is_named_by_what_a_user_gives() -> None:

@@ -1,25 +1,17 @@
-"""K-class log loss: derivatives, the kernel's accuracy, and training that does not depend on the partitioning."""
+"""K-class log loss: the kernel's accuracy, and models of classes."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
-from dboost.exact import FINE, unit_for
-from dboost.kernels.histograms import TRIPLE
-from dboost.losses import SoftmaxLogLoss, by_name, from_dict
+from dboost.exact import FINE
+from dboost.losses import SoftmaxLogLoss
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.params import Parameters
 from dboost.rows.shard import Shard
-from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
-from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
 
 
@@ -46,30 +38,6 @@ def passed(
     return shard, stats.max_gradient, stats.max_hessian, total
 
 
-@given(st.integers(3, 9), st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 10.0]))
-def test_derivatives_are_those_of_the_value(n_classes: int, seed: int, spread: float) -> None:
-    rng = np.random.default_rng(seed)
-    loss = SoftmaxLogLoss(n_classes)
-    raw = rng.normal(scale=spread, size=(n_classes, 20))
-    y = rng.integers(n_classes, size=20).astype(float)
-    step = 1e-5
-    for k in range(n_classes):
-        move = step * (np.arange(n_classes) == k)[:, None]
-        slope = (loss.value(y, raw + move) - loss.value(y, raw - move)) / (2 * step)
-        bend = (loss.gradient(y, raw + move) - loss.gradient(y, raw - move))[k] / (2 * step)
-        np.testing.assert_allclose(loss.gradient(y, raw)[k], slope, atol=1e-6 * max(spread, 1))
-        np.testing.assert_allclose(loss.hessian(y, raw)[k], bend, atol=1e-6 * max(spread, 1))
-
-
-def test_the_best_constants_have_no_gradient() -> None:
-    _, y = blobs(500, 4)
-    shares = np.bincount(y) / len(y)
-    loss = SoftmaxLogLoss(4)
-    raw = np.repeat(np.log(shares)[:, None], len(y), axis=1)
-    np.testing.assert_allclose(loss.gradient(y.astype(float), raw).sum(axis=1), 0, atol=1e-10)
-    np.testing.assert_allclose(loss.link.to_prediction(loss.link.to_raw(shares[:, None])), shares[:, None])
-
-
 @pytest.mark.parametrize("n_classes", [3, 5, 40])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 60.0])
 def test_the_kernel_agrees_with_float64(n_classes: int, spread: float) -> None:
@@ -90,79 +58,12 @@ def test_the_kernel_agrees_with_float64(n_classes: int, spread: float) -> None:
     np.testing.assert_array_equal(max_hessian, shard.hessian.max(axis=1))
 
 
-def test_weights_multiply() -> None:
-    rng = np.random.default_rng(2)
-    raw, y = rng.normal(size=(3, 2500)), rng.integers(3, size=2500).astype(float)
-    weight = rng.integers(1, 4, size=2500).astype(float)
-    plain, heavy = passed(raw, y), passed(raw, y, weight)
-    np.testing.assert_array_equal(heavy[0].gradient, plain[0].gradient * weight.astype(np.float32))
-    assert plain[0].hessian is not None
-    np.testing.assert_array_equal(heavy[0].hessian, plain[0].hessian * weight.astype(np.float32))
-    value = SoftmaxLogLoss(3).value(y, raw)
-    np.testing.assert_allclose(heavy[3], (value * weight).sum(), rtol=1e-6)
-
-
 def test_more_classes_than_a_byte_counts() -> None:
     rng = np.random.default_rng(3)
     raw = rng.normal(size=(700, 40))
     y = rng.integers(700, size=40).astype(float)
     *_, total = passed(raw, y)
     np.testing.assert_allclose(total, SoftmaxLogLoss(700).value(y, raw).sum(), rtol=1e-6)
-
-
-def test_the_loss_in_a_file() -> None:
-    loss = from_dict(by_name("log_loss", 5).to_dict())
-    assert isinstance(loss, SoftmaxLogLoss)
-    assert (loss.n_outputs, loss.leaves[0].step_factor) == (5, 0.8)
-    assert not isinstance(by_name("log_loss", 2), SoftmaxLogLoss)
-
-
-@pytest.mark.parametrize("cuts", [[], [100], [1, 2, 150, 299], [60, 120, 180, 240]])
-def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
-    """Three rounds of K trees: the same scores to the last bit, for any partitioning."""
-    n, n_classes = 300, 3
-    table = make_table([7, 40, 255], n, categorical=[True, False, False])
-    rng = np.random.default_rng(4)
-    y, weight = rng.integers(n_classes, size=n).astype(float), rng.random(n) + 0.5
-    raw = np.tile(rng.normal(size=(n_classes, 1)), (1, n))
-    policy = GrowthPolicy(8, 1 << 30, ANY_ORDER)
-    loss, loss_unit = SoftmaxLogLoss(n_classes), unit_for(100.0, n)
-
-    def shard(rows: slice) -> Shard:
-        codes = table.stored().part(rows)
-        spec = spec_of(table.layout, n_outputs=n_classes, weighted=True, loss_unit=loss_unit)
-        return shard_of(codes, spec, y[rows], weight[rows], raw[:, rows].copy())
-
-    edges = [0, *cuts, n]
-    parts = [shard(slice(*pair)) for pair in pairwise(edges)]
-    whole = shard(slice(None))
-    engines = (WholeEngine(whole, loss.pass_terms()), ShardedEngine(parts, loss.pass_terms(), width=3))
-    parameters = Parameters(l2_regularization=1.0, min_hessian=0.1, min_samples_leaf=2)
-    values = [np.zeros((n_classes, 1)) for _ in engines]
-    for _ in range(3):
-        for which, engine in enumerate(engines):
-            found = engine.advance(values[which])
-            values[which] = np.zeros((n_classes, 8))
-            for k in range(n_classes):
-                scales = np.array(
-                    [
-                        float(np.float32(TRIPLE.max_gradient / found.max_gradient[k])),
-                        float(np.float32(TRIPLE.max_hessian / found.max_hessian[k])),
-                        unit_for(found.max_gradient[k], n),
-                        unit_for(found.max_hessian[k], n),
-                    ]
-                )
-                limits = split_params_of(parameters, 2, scales)
-                grown = next(engine.grow([TreeTask(limits, TRIPLE, policy, scales, np.ones(3, np.uint8), k)]))
-                step = leaf_values(grown.leaf_sums, Parameters(), loss.leaves[0])
-                values[which][k, : len(step)] = step
-        np.testing.assert_array_equal(values[0], values[1])
-        assert (values[0] != 0).any(axis=1).all()
-    for engine, at_end in zip(engines, values, strict=True):
-        engine.advance(at_end)
-    np.testing.assert_array_equal(whole.raw, np.concatenate([part.raw for part in parts], axis=1))
-    assert (np.ptp(whole.raw, axis=1) > 0.1).all()
-    engines[0].close()
 
 
 def test_a_model_of_classes(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -198,13 +99,6 @@ def test_the_first_leaves_follow_the_formula() -> None:
         for k in range(3):
             residual, hessian = (w * ((y == k) - p[k]))[side].sum(), (w[side] * p[k] * (1 - p[k])).sum()
             np.testing.assert_allclose(raw[side, k], 0.3 * 2 / 3 * residual / (hessian + 2.0), rtol=1e-4)
-
-
-def test_the_largest_step_binds_classes_too() -> None:
-    X, y = blobs(600, 3)
-    booster = dboost.fit(X, y, loss="log_loss", max_iter=3, max_delta_step=0.01, learning_rate=0.5)
-    values = np.concatenate([tree.value for tree in booster.ensemble.trees])
-    assert np.abs(values).max() == 0.005
 
 
 def test_a_class_of_weight_zero_is_none() -> None:

@@ -174,14 +174,6 @@ def test_what_is_no_metric_is_refused(metric: Any, message: str) -> None:
         dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=metric, **OPTIONS)
 
 
-def test_a_function_of_scikit_learn_that_is_wrapped() -> None:
-    def error(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
-        return reference.mean_squared_error(y, prediction, sample_weight=weight)
-
-    booster = dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=[error, "mse"], **OPTIONS)
-    np.testing.assert_allclose(booster.history["eval_error"], booster.history["eval_mse"], rtol=1e-12)
-
-
 def test_metrics_without_an_evaluation_set_are_told() -> None:
     with pytest.warns(UserWarning, match="eval_metric has no effect without an eval_set"):
         dboost.fit(only("y", TRAIN), "y", eval_metric="rmse", **OPTIONS)

@@ -8,9 +8,7 @@ from functools import reduce
 from itertools import pairwise, permutations
 from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
-import pandas as pd
 import pytest
 from distributed import Client
 from hypothesis import given
@@ -208,21 +206,3 @@ def test_the_metric_of_the_best_iteration_is_that_of_the_predictions(loss: str) 
     score = here.predict_proba(held).iloc[:, 1] if loss == "log_loss" else here.predict(held)
     truth = held["target"].astype("category").cat.codes if loss == "log_loss" else held["target"]
     assert best.max() == pytest.approx(ndcg_score([truth], [score], k=20), abs=1e-12)
-
-
-def test_a_fit_names_the_weights(client: Client) -> None:
-    frame = a_table(300)[["a", "w", "z"]].assign(w=np.arange(300) % 2 + 1.0)
-    for where in ({}, {"client": client}):
-        data = dd.from_pandas(frame, npartitions=2) if where else frame
-        with pytest.raises(dboost.ParameterError, match=r"'ndcg@3' ranks all rows of an evaluation set"):
-            dboost.fit(data, "z", sample_weight="w", eval_set=data, eval_metric="ndcg@3", max_iter=2, **where)
-
-
-def test_importance_by_ndcg() -> None:
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))
-    y = pd.Series((X["a"] > 1).astype(float) * 3)
-    booster = dboost.fit(X, y, loss="squared_error", max_iter=20, progress=False)
-    importance = booster.importance("permutation", X, y, metric="ndcg@50")
-    assert importance["a"] == 100.0
-    assert importance[["b", "c"]].abs().max() < 1

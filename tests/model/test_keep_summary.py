@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import clone
 
 import dboost
-from tests.helpers.clusters import threads_cluster
 
 SECRETS = ["anna", "boris", "carla"]
 
@@ -63,21 +60,6 @@ def test_predictions_are_the_same_and_nothing_else_is_stored(loss: str, tmp_path
     assert dboost.load(tmp_path / "m.dboost") == bare
 
 
-def test_categories_of_splits_stay(tmp_path: Any) -> None:
-    data = frame()
-    bare = fit(data, keep_summary=False)
-    levels = {feature.name: feature.categories for feature in bare.features}
-    assert {"town1", "town5"} & set(levels["town"] or ())
-    used = {
-        bare.features[j].categories[code]
-        for tree in bare.ensemble.trees
-        for j, codes in zip(tree.feature, tree.categories, strict=True)
-        if codes is not None
-        for code in codes
-    }
-    assert used <= set(levels["town"] or ()) | set(levels["name"] or ())
-
-
 def test_what_needs_counts_is_refused() -> None:
     data = frame()
     bare = fit(data, keep_summary=False)
@@ -126,19 +108,7 @@ def test_report_and_pictures(tmp_path: Any) -> None:
     assert "rows" not in " ".join(text.get_text() for text in bare.plot_tree(0).texts)
 
 
-def test_a_cluster_gives_the_same_file() -> None:
+def test_a_warm_start_needs_the_summary() -> None:
     data = frame()
-    with threads_cluster(2) as client:
-        far = fit(dd.from_pandas(data, npartitions=3), client=client, keep_summary=False)
-    assert far.sha256 == fit(data, keep_summary=False).sha256
-
-
-def test_estimators_take_it() -> None:
-    data = frame()
-    model = dboost.DBoostRegressor(max_iter=20, early_stopping=False, random_state=0, keep_summary=False)
-    model.fit(data[["x", "town", "name"]], data["y"])
-    assert all(source["rows"] is None for source in model.booster_.sources)
-    assert np.array_equal(model.predict(data), fit(data, keep_summary=False).predict(data))
-    for wrong, message in (({"keep_summary": 1}, ""), ({"warm_start": True}, "=False does not go together with warm_start")):
-        with pytest.raises(dboost.ParameterError, match=f"keep_summary{message}"):
-            clone(model).set_params(**wrong).fit(data[["x"]], data["y"])
+    with pytest.raises(dboost.ParameterError, match="keep_summary=False does not go together with warm_start"):
+        dboost.DBoostRegressor(max_iter=1, keep_summary=False, warm_start=True).fit(data[["x"]], data["y"])

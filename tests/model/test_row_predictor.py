@@ -1,8 +1,7 @@
-"""`Booster.predictor` returns what `predict` returns for single rows, and takes less time."""
+"""`Booster.predictor` returns what `predict` returns for single rows."""
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -244,12 +243,3 @@ def test_what_is_refused() -> None:
     record: dict[str, Any] = dict.fromkeys(classes.feature_names_in_)
     with pytest.raises(dboost.DataError, match="column 'x1' holds text, but it held numbers in training"):
         classes.predictor()(record | {"x1": "text"})
-
-
-def test_it_takes_less_time_than_predict() -> None:
-    booster = Booster(numeric(2, n_iterations=20, n_leaves=31))
-    row, predictor = np.zeros(5), booster.predictor()
-    prepared, usual = (
-        min(timeit.repeat(call, number=20, repeat=20)) for call in (lambda: predictor(row), lambda: booster.predict(row[None]))
-    )
-    assert prepared < usual / 2

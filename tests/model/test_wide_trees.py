@@ -214,22 +214,3 @@ def test_xgboost_reads_trees_of_several_values(tmp_path: Path) -> None:
     assert again.ensemble.width == K
     np.testing.assert_allclose(again.predict_proba(X), ours.predict_proba(X), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(again.ensemble.trees[0].cover, ours.ensemble.trees[0].cover, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_trained_model_is_read_by_all_functions(tmp_path: Path) -> None:
-    settings = {"loss": "log_loss", "max_iter": 5, "multi_strategy": "multi_output_tree", "min_samples_leaf": 5}
-    trained = dboost.fit(FRAME, Y, **settings)
-    raw = np.asarray(trained.predict(FRAME, raw_score=True))
-    for i, staged in enumerate(trained.staged_predict(FRAME, raw_score=True), 1):
-        np.testing.assert_array_equal(staged, trained.truncate(i).predict(FRAME, raw_score=True))
-    np.testing.assert_array_equal(staged, raw)
-    np.testing.assert_allclose(trained.shap_values(FRAME).sum(axis=1) + trained.expected_value, raw, rtol=1e-9, atol=1e-9)
-    assert trained.apply(FRAME).shape == (N, 5)
-    refitted = trained.refit_leaves(FRAME, Y)
-    assert refitted.ensemble.width == K
-    np.testing.assert_array_equal(refitted.predict(FRAME, raw_score=True), raw)
-    hidden = dboost.fit(FRAME, Y, keep_summary=False, **settings)
-    np.testing.assert_array_equal(hidden.predict(FRAME, raw_score=True), raw)
-    trained.report(tmp_path / "report.html", FRAME, Y)
-    assert (tmp_path / "report.html").stat().st_size > 10_000

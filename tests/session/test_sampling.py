@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import xgboost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,40 +81,6 @@ def test_rows_of_weight_zero_are_not_counted(target: str) -> None:
     both = pd.concat([strange[:40], counted, strange[40:]], ignore_index=True)
     options = SETTINGS | {"subsample": 0.5, "sample_weight": "w"}
     assert saved(dboost.fit(both, target, **options)) == saved(dboost.fit(counted, target, **options))
-
-
-def test_a_sample_makes_another_model_and_random_state_decides_which() -> None:
-    whole, half, again, other = (
-        dboost.fit(FRAME, "late", **SETTINGS, **options)
-        for options in ({}, {"subsample": 0.5}, {"subsample": 0.5}, {"subsample": 0.5, "random_state": 1})
-    )
-    assert saved(half) == saved(again)
-    assert len({saved(model) for model in (whole, half, other)}) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_samples_do_what_they_do_elsewhere(share: float) -> None:
-    """The test error compared with XGBoost's, with the same trees and the same fraction of rows."""
-    rng = np.random.default_rng(0)
-    X, test = rng.normal(size=(3000, 5)), rng.normal(size=(5000, 5))
-    y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=3000)
-    ours = dboost.fit(X, y, max_iter=60, max_depth=4, max_leaf_nodes=16, min_samples_leaf=1, subsample=share).predict(test)
-    theirs = xgboost.train(
-        {
-            "max_depth": 4,
-            "eta": 0.1,
-            "lambda": 1.0,
-            "min_child_weight": 1,
-            "subsample": share,
-            "tree_method": "hist",
-            "max_bin": 255,
-        },
-        xgboost.QuantileDMatrix(X, y, max_bin=255),
-        60,
-    ).inplace_predict(test)
-    errors = [np.mean((found - test[:, 0] - np.abs(test[:, 1])) ** 2) for found in (ours, theirs)]
-    assert errors[0] == pytest.approx(errors[1], rel=0.15)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5, "half", True])

@@ -12,7 +12,6 @@ import pytest
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli.arguments import parse
-from tests.helpers.fits import cut
 
 N = 1500
 QUIET: dict[str, Any] = {"max_leaf_nodes": 8, "progress": False, "n_threads": 2}
@@ -77,14 +76,6 @@ def test_whole_groups_are_held_out(frame: pd.DataFrame) -> None:
     n = booster.sources[0]["rows"]
     assert n % 15 == 0
     assert 0.5 * N < n < 0.9 * N
-
-
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("sizes", [[700, 800], [1, 0, 1499], [300, 300, 300, 600]])
-def test_the_same_rows_are_held_out_for_any_partitioning(
-    frame: pd.DataFrame, automatic: dboost.Booster, sizes: list[int]
-) -> None:
-    assert fit(cut(frame, np.cumsum(sizes)[:-1].tolist()), max_iter="auto").sha256 == automatic.sha256
 
 
 def test_an_evaluation_set_takes_the_place_of_held_out_rows(frame: pd.DataFrame) -> None:
@@ -187,24 +178,6 @@ def test_a_checkpoint_of_other_held_out_rows_is_refused(frame: pd.DataFrame, tmp
     fit(frame, validation_fraction=0.1, **keeping)
     with pytest.raises(dboost.errors.ParameterError, match=r"validation_fraction was 0\.1 then and is 0\.2 now"):
         fit(frame, validation_fraction=0.2, **keeping)
-
-
-def test_estimators_hold_rows_out(frame: pd.DataFrame) -> None:
-    options: dict[str, Any] = {"random_state": 1, "max_leaf_nodes": 8, "max_iter": "auto"}
-    X, y = frame[list("abcd")], frame["y"]
-    model = DBoostRegressor(**options).fit(X, y)
-    assert model.do_early_stopping_
-    assert model.booster_.ensemble.parameters["learning_rate"] == 0.05
-    assert len(model.booster_.history) == model.n_iter_ + 50
-    again = DBoostRegressor(**options, refit=True).fit(X, y)
-    assert again.n_iter_ == model.n_iter_
-    assert again.booster_.sources[0]["rows"] == N
-    assert again.booster_.best_iteration == model.n_iter_
-    fast = DBoostRegressor(**options, learning_rate=0.3, n_iter_no_change=4).fit(X, y)
-    assert len(fast.booster_.history) == fast.n_iter_ + 4
-    weighted = DBoostClassifier(**options, class_weight="balanced", refit=True).fit(X, frame["kind"])
-    plain = DBoostClassifier(**options, refit=True).fit(X, frame["kind"])
-    assert weighted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.02
 
 
 @pytest.mark.parametrize(

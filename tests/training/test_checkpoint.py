@@ -21,7 +21,6 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client
 
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
@@ -29,7 +28,7 @@ from dboost.files.lease import BusyError
 from dboost.rows.statistics import random_numbers, row_fingerprint
 from dboost.training import checkpoint
 from dboost.trees.whole_trees import WholeTrees
-from tests.helpers.clusters import Processes, threads_cluster
+from tests.helpers.clusters import Processes
 from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import make_table
 from tests.helpers.tune import Tune
@@ -279,19 +278,6 @@ def test_checkpoints_of_version_1_keep_resuming(tmp_path: Path) -> None:
     assert saved(dboost.fit(frame, "y", **keeping)) == saved(whole)
 
 
-def test_no_wording_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"eval_set": {"held": HELD}, "checkpoint": tmp_path, "sample_weight": "w"}
-    fit(max_iter=3, **options)
-    written = (tmp_path / "state.json").read_bytes()
-    identity = json.loads(b"{" + written.partition(b"\n")[2])["identity"]
-    assert all(" " not in key for part in ("asked", "data") for key in identity[part])
-    for name in checkpoint.CALLED:
-        monkeypatch.setitem(checkpoint.CALLED, name, f"other words for {name}")
-    assert fit(max_iter=5, **options).n_iter_ == 5
-    with pytest.raises(DataError, match="other words for sample_weight differs"):
-        fit(frame=FRAME.assign(w=3 * FRAME["w"]), max_iter=6, **options)
-
-
 def test_parameters_that_there_were_not_yet_had_their_defaults(tmp_path: Path) -> None:
     fit(max_iter=3, checkpoint=tmp_path)
     content = (tmp_path / "state.json").read_bytes().partition(b"\n")[2].replace(b'"step": "leaf", ', b"")
@@ -329,12 +315,6 @@ def test_sums_of_rows_know_no_division() -> None:
             + row_fingerprint.compute(pieces[1], 0, 700)
         )
     assert parts.tolist() == sums.tolist()
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 2) as client:
-        yield client
 
 
 TRAIN = """

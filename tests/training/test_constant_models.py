@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from sklearn.ensemble import AdaBoostClassifier, AdaBoostRegressor, HistGradientBoostingClassifier
 
 import dboost
 from dboost.losses import by_name
@@ -41,31 +40,13 @@ def fit(y: Any, weight: Any = None, **options: Any) -> dboost.Booster:
 # Weights.
 
 
-@pytest.mark.fast_cells(4)
-@pytest.mark.parametrize("total", [1.0, 1e-6, N / 2, N / 8])
 @pytest.mark.parametrize(("y", "loss"), [(Y, "squared_error"), (LABEL, "log_loss"), (np.exp(Y), "poisson")])
-def test_weights_below_one_compare_rows_only(y: Any, loss: str, total: float) -> None:
-    unweighted = fit(y, loss=loss).predict(FRAME, raw_score=True)
-    weighted = fit(y, np.full(N, total / N), loss=loss).predict(FRAME, raw_score=True)
-    # Hessians are rounded otherwise, so of nearly equal splits another may be chosen.
-    assert np.mean((weighted - unweighted) ** 2) < 0.01 * np.var(unweighted)
-    assert np.ptp(unweighted) > 0.1
-
-
-def test_the_scale_of_small_weights_has_no_effect() -> None:
+def test_the_scale_of_small_weights_has_no_effect(y: Any, loss: str) -> None:
     weight = RNG.uniform(0.1, 1.0, N)
-    models = [fit(Y, weight * factor, min_hessian=5.0, min_gain=0.01) for factor in (1.0, 2.0**-10, 2.0**-30)]
+    models = [fit(y, weight * factor, loss=loss, min_hessian=5.0, min_gain=0.01) for factor in (1.0, 2.0**-10, 2.0**-30)]
     for other in models[1:]:
         assert np.array_equal(models[0].predict(FRAME), other.predict(FRAME))
-
-
-def test_integer_weights_count_rows() -> None:
-    weight = RNG.integers(0, 4, N).astype(float)
-    repeated = FRAME.loc[FRAME.index.repeat(weight.astype(int))]
-    options: dict[str, Any] = FEW | {"min_hessian": 40.0, "min_samples_leaf": 1}
-    twice = dboost.fit(repeated, np.repeat(Y, weight.astype(int)), **options)
-    once = fit(Y, weight, min_hessian=40.0, min_samples_leaf=1)
-    np.testing.assert_allclose(once.predict(FRAME), twice.predict(FRAME), rtol=0, atol=1e-7)
+    assert np.ptp(models[0].predict(FRAME)) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -86,18 +67,6 @@ def test_refitted_leaves_have_the_same_units() -> None:
     assert np.ptp(refitted.predict(FRAME)) > 0.1
 
 
-@pytest.mark.slow
-def test_ada_boost_learns() -> None:
-    model = AdaBoostClassifier(dboost.DBoostClassifier(max_iter=5, max_leaf_nodes=4), n_estimators=5, random_state=0)
-    assert model.fit(X, LABEL).score(X, LABEL) > 0.93
-    other = HistGradientBoostingClassifier(max_iter=5, max_leaf_nodes=4)
-    other = AdaBoostClassifier(other, n_estimators=5, random_state=0).fit(X, LABEL)
-    assert model.score(X, LABEL) > other.score(X, LABEL) - 0.02
-    assert len(model.estimators_) == len(other.estimators_)
-    regressor = AdaBoostRegressor(dboost.DBoostRegressor(max_iter=20), n_estimators=3, random_state=0).fit(X, Y)
-    assert regressor.score(X, Y) > 0.7
-
-
 # Targets of any scale.
 
 
@@ -108,6 +77,8 @@ def test_ada_boost_learns() -> None:
     [
         {},
         {"loss": "huber"},
+        {"loss": "absolute_error"},
+        {"loss": "quantile", "quantile": 0.7},
         {"loss": "huber", "weight": RNG.uniform(0.5, 2.0, N)},
         {"max_delta_step": 0.5, "l1_regularization": 3.0, "min_gain": 0.5, "leaf_penalty": 0.1},
         {"step": "line_search"},
@@ -133,21 +104,6 @@ def test_the_scale_of_the_target_is_that_of_the_model(options: dict[str, Any], e
         assert np.array_equal(other.predict(FRAME), usual.predict(FRAME) * scale)
     assert np.ptp(usual.predict(FRAME)) > 0.1
     np.testing.assert_allclose(other.importance(), usual.importance(), rtol=1e-12)
-
-
-@pytest.mark.fast_cells(6)
-@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-31, 1e20, 1e200, 1e305])
-@pytest.mark.parametrize("loss", ["squared_error", "huber", "absolute_error", "quantile"])
-def test_targets_of_every_scale_are_learned(loss: str, scale: float, tmp_path: Any) -> None:
-    options: dict[str, Any] = {"loss": loss, "max_iter": 15} | ({"quantile": 0.5} if loss == "quantile" else {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        booster = fit(Y * scale, eval_set=(FRAME, Y * scale), eval_metric="mean_absolute_error", **options)
-    assert np.corrcoef(booster.predict(FRAME) / scale, Y)[0, 1] > 0.85
-    errors = booster.history["eval_mean_absolute_error"].to_numpy() / scale
-    assert errors[-1] < 0.75 * errors[0]
-    booster.save(tmp_path / "model.json")
-    assert np.array_equal(dboost.load(tmp_path / "model.json").predict(FRAME), booster.predict(FRAME))
 
 
 def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any) -> None:
@@ -213,17 +169,6 @@ def test_a_rare_value_and_constant_features_are_named() -> None:
     category = pd.DataFrame({"c": pd.Categorical(np.where(np.arange(N) < 8, "rare", "usual"))})
     with pytest.warns(UserWarning, match="min_samples_leaf=20 allows none"):
         dboost.fit(category, Y, **FEW)
-
-
-def test_gradients_that_count_as_zero_are_named() -> None:
-    with pytest.warns(UserWarning, match=r"no gradient is above 1e-30, .* multiply the weights or the targets"):
-        fit(1e-34 * np.exp(Y), loss="poisson", min_hessian=0.0)
-
-
-@pytest.mark.parametrize("loss", ["poisson", "tweedie"])
-def test_gradients_that_are_zero_in_32_bits_are_named(loss: str) -> None:
-    with pytest.warns(UserWarning, match=r"no gradient is above 1e-30"):
-        dboost.fit(np.arange(200.0)[:, None], 1e-100 * np.arange(1.0, 201.0), loss=loss, max_iter=2, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,6 @@ def test_losses_go_on(loss: str) -> None:
     assert new.history["train_loss"].iloc[-1] < new.history["train_loss"].iloc[0]
 
 
-def test_from_a_file(tmp_path: Path) -> None:
-    old = first()
-    old.save(tmp_path / "model.json")
-    new = dboost.fit(NEW, "late", start_from=old, max_iter=3)
-    for place in (str(tmp_path / "model.json"), f"file://{tmp_path}/model.json"):
-        assert dboost.fit(NEW, "late", start_from=place, max_iter=3) == new
-
-
 def test_bins_may_be_kept() -> None:
     old = first("y")
     kept = dboost.fit(STRANGE, "y", start_from=old, max_iter=5, continue_bins="kept", continue_steps="full")
@@ -247,12 +239,6 @@ def test_the_history_of_a_loaded_model_has_the_metrics_in_the_same_order(tmp_pat
         assert columns == ["iteration", *booster.ensemble.metrics]
     again = dboost.fit(NEW, "late", start_from=tmp_path / "model.json", max_iter=1)
     assert list(again.history) == ["iteration", "seconds", "rows_kept", "bytes_read", *again.ensemble.metrics]
-
-
-def test_keywords_are_checked_without_a_model_too() -> None:
-    for name in ("continue_bins", "continue_steps"):
-        with pytest.raises(ParameterError, match=f"{name}='no' must be"):
-            dboost.fit(NEW, "late", **{name: "no"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("continue_bins", "kept"), ("continue_steps", "full")])

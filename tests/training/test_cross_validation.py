@@ -53,42 +53,35 @@ def trees(booster: dboost.Booster) -> pd.DataFrame:
     return booster.to_frame()
 
 
-@pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("target", ["y", "z", "t"])
-@pytest.mark.parametrize("weight", [None, "w"])
-def test_a_fold_is_a_fit_on_its_rows(target: str, weight: str | None) -> None:
-    splits = list(StratifiedKFold(3, shuffle=True, random_state=1).split(FRAME, FRAME["t"]))
-    options = OPTIONS | {"sample_weight": weight, "subsample": 0.7}
-    result = dboost.cv(FRAME, target, folds=splits, **options)
-    for fold, (train, test) in enumerate(splits):
-        rows = FRAME.iloc[train].reset_index(drop=True)
-        explicit = dboost.fit(rows, target, eval_set={"validation": FRAME.iloc[test]}, **options)
-        booster = result.boosters[fold]
-        pd.testing.assert_frame_equal(trees(booster), trees(explicit), check_exact=True)
-        found = result.scores[(result.scores["fold"] == fold) & (result.scores["metric"] != "train_loss")]
-        (name,) = found["metric"].unique()
-        assert found["value"].tolist() == explicit.history[f"validation_{name}"].tolist()
-        expected = explicit.predict(FRAME.iloc[test]) if target == "y" else explicit.predict_proba(FRAME.iloc[test])
-        np.testing.assert_array_equal(result.predictions[test], np.asarray(expected))
-    assert not np.isnan(result.predictions).any()
-
-
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize(
     ("target", "more"),
     [
+        ("y", {"subsample": 0.7}),
         ("y", {"loss": "absolute_error", "subsample": 0.7}),
+        ("y", {"boosting": "forest", "sample_weight": "w"}),
         ("z", {"influence_trimming": 0.2}),
-        pytest.param("z", {"influence_trimming": 0.2, "subsample": 0.6, "sample_weight": "w"}, marks=pytest.mark.slow),
-        pytest.param("t", {"group": "g", "subsample": 0.6}, marks=pytest.mark.slow),
+        ("z", {"influence_trimming": 0.2, "subsample": 0.6, "sample_weight": "w"}),
+        ("t", {"subsample": 0.7, "sample_weight": "w"}),
+        ("t", {"group": "g", "subsample": 0.6}),
     ],
 )
-def test_samples_medians_and_trimming_are_those_of_the_rows_of_a_fold(target: str, more: dict[str, Any]) -> None:
+def test_a_fold_is_a_fit_on_its_rows(target: str, more: dict[str, Any]) -> None:
     frame = FRAME.assign(g=np.arange(N) // 5)
-    splits = list(KFold(4, shuffle=True, random_state=2).split(frame))
-    result = dboost.cv(frame, target, folds=splits, n_threads=3, **OPTIONS | more)
-    for (train, _), booster in zip(splits, result.boosters, strict=True):
-        explicit = dboost.fit(frame.iloc[train].reset_index(drop=True), target, **OPTIONS | more)
+    splits = list(StratifiedKFold(3, shuffle=True, random_state=1).split(frame, frame["t"]))
+    options = OPTIONS | more
+    result = dboost.cv(frame, target, folds=splits, n_threads=3, **options)
+    for fold, (train, test) in enumerate(splits):
+        rows = frame.iloc[train].reset_index(drop=True)
+        explicit = dboost.fit(rows, target, eval_set={"validation": frame.iloc[test]}, **options)
+        booster = result.boosters[fold]
         pd.testing.assert_frame_equal(trees(booster), trees(explicit), check_exact=True)
+        of_fold = result.scores[result.scores["fold"] == fold].set_index("metric")["value"]
+        for name in set(of_fold.index) - {"train_loss"}:
+            assert of_fold[name].tolist() == explicit.history[f"validation_{name}"].tolist()
+        expected = explicit.predict(FRAME.iloc[test]) if target == "y" else explicit.predict_proba(FRAME.iloc[test])
+        np.testing.assert_array_equal(result.predictions[test], np.asarray(expected))
+    assert not np.isnan(result.predictions).any()
 
 
 def test_the_summary_has_means_and_deviations_of_the_folds() -> None:

@@ -19,7 +19,7 @@ from dboost.data import CategoryColumn
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.params import make_parameters
 from dboost.session.target import choose_target, scan_target
-from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame
+from tests.helpers.fits import FEATURES, NUMERIC, mixed_frame
 
 FRAME = mixed_frame(200)
 X, Y = FRAME[NUMERIC].to_numpy(np.float64), FRAME["y"].to_numpy()
@@ -122,28 +122,14 @@ def test_mistakes(kind: type[Exception], mistake: Callable[[], Any], message: st
     assert len(str(caught.value)) < 300
 
 
-def test_neutral_values_of_later_parameters_are_fine() -> None:
-    neutral = {"subsample": 1, "max_features": 1.0, "criterion": "newton", "client": None, "checkpoint_every": 10}
-    assert fit(**neutral).sha256 == fit().sha256
-
-
-def test_one_empty_partition_is_fine() -> None:
-    assert fit(cut(FRAME, [0, 50, 50, 200]), features=FEATURES).sha256 == fit().sha256
-
-
 def test_a_target_is_asked_for() -> None:
     with pytest.raises(TypeError, match="target"):
         dboost.fit(FRAME)
 
 
-@pytest.mark.parametrize("scale", [1e39, 1e154, 1e300])
-def test_gradients_beyond_float32_are_refused(scale: float) -> None:
-    with pytest.raises(DBoostError, match=r"^the targets are so large that gradients are infinite; scale them down$"):
-        fit(X, np.abs(Y) * scale, loss="poisson")
-
-
 FAR = np.where(ROWS % 2, 1e305, 0.0)
 TOO_LARGE: list[tuple[str, np.ndarray, dict[str, Any]]] = [
+    ("targets", np.abs(Y) * 1e39, {"loss": "poisson"}),
     ("targets", np.abs(Y) * 1e100, {"loss": "poisson"}),
     ("targets", np.abs(Y) * 1e100, {"loss": "poisson", "offset": Y}),
     ("targets times the weights", np.abs(Y) * 1e30, {"loss": "poisson", "sample_weight": 1e12 + ROWS}),

@@ -42,10 +42,8 @@ def test_many_rows_in_many_stripes() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(70_000, 3)).astype(np.float32)
     y = X[:, 0] + np.abs(X[:, 1]) + rng.normal(size=70_000)
-    models = {saved(fit(X, target, n_threads=n)) for n in (1, 2, 3) for target in (y,)}
-    assert len(models) == 1
-    models = {saved(fit(X, y > 1, n_threads=n)) for n in (1, 2, 3)}
-    assert len(models) == 1
+    for target in (y, y > 1):
+        assert len({saved(fit(X, target, n_threads=n)) for n in (1, 2, 3)}) == 1
 
 
 def test_losses_that_overflow_are_the_same_for_any_number_of_threads() -> None:
@@ -92,17 +90,6 @@ def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
     with_them, without = fit(both, target, **settings), fit(counted, target, **settings)
     assert rows_of(with_them) == rows_of(without)
     assert saved(with_them) == saved(without)
-
-
-def test_categories_of_weight_zero_are_dropped_if_roles_are_arrays() -> None:
-    """Beside partitions that have no weights of their own; another role follows."""
-    rows = pd.concat([mixed_frame(80, seed=9).assign(town="nowhere", w=0.0), FRAME], ignore_index=True)
-    for roles in (["sample_weight"], ["sample_weight", "offset"]):
-        with_them, without = (
-            fit(cut(data[[*FEATURES, "y"]], [40, 90]), "y", features=FEATURES, **dict.fromkeys(roles, data["w"].to_numpy()))
-            for data in (rows, rows[rows["w"] > 0])
-        )
-        assert saved(with_them) == saved(without)
 
 
 def test_targets_of_weight_zero_shape_nothing() -> None:
@@ -188,11 +175,9 @@ def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
 # Saving, loading, predicting.
 
 
-@pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_predictions_are_the_scores_of_training(target: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit: the same thresholds, the same order of additions, the same side for missing values."""
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
+    """Return the shards of fits in memory."""
     shards: list[Shard] = []
 
     class Remembered(Shard):
@@ -201,6 +186,14 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
             shards.append(self)
 
     monkeypatch.setattr(training_rows, "Shard", Remembered)
+    return shards
+
+
+@pytest.mark.fast_cells(3)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_predictions_are_the_scores_of_training(target: str, weighted: bool, shards: list[Shard]) -> None:
+    """To the last bit: the same thresholds, the same order of additions, the same side for missing values."""
     weight = {"sample_weight": "w"} if weighted else {}
     booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
     rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
@@ -209,15 +202,7 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
-def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards: list[Shard] = []
-
-    class Remembered(Shard):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            shards.append(self)
-
-    monkeypatch.setattr(training_rows, "Shard", Remembered)
+def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, shards: list[Shard]) -> None:
     X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
     booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
     for rows in (X, X.astype(np.float64), pd.DataFrame(X)):

@@ -201,14 +201,6 @@ def test_signs_of_decision_functions_are_the_classes() -> None:
     np.testing.assert_array_equal(of_classes.decision_function(X), of_classes.booster_.predict(X, raw_score=True))
 
 
-def test_cross_validation_of_forests() -> None:
-    result = dboost.cv(X, Y, folds=3, eval_metric="r2", **FOREST)
-    assert result.summary["r2_mean"].iloc[-1] > 0.5 if "r2_mean" in result.summary else len(result.boosters) == 3
-    held_out = 1 - ((result.predictions - Y) ** 2).sum() / ((Y - Y.mean()) ** 2).sum()
-    assert held_out > 0.5
-    assert all(booster.ensemble.averages for booster in result.boosters)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

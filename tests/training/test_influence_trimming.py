@@ -132,21 +132,6 @@ def test_scores_of_trimmed_rows_are_updated_all_the_same(y: np.ndarray) -> None:
     assert booster.history["eval_log_loss"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-6)
 
 
-def test_little_is_lost() -> None:
-    half = N // 2
-    scores = {}
-    for share in (None, 0.1):
-        booster = dboost.fit(
-            X[:half], TWO[:half], loss="log_loss", max_iter=60, max_leaf_nodes=8, influence_trimming=share,
-            eval_set=(X[half:], TWO[half:]),
-        )  # fmt: skip
-        scores[share] = booster.history["eval_log_loss"].min()
-        kept_rows = booster.history["rows_kept"]
-    assert scores[0.1] < 1.02 * scores[None]
-    assert kept_rows.iloc[0] == half, "at first all rows count alike"
-    assert kept_rows.iloc[-1] < 0.75 * half
-
-
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [

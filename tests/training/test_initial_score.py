@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import BaseLoss, LogLoss, SoftmaxLogLoss, SquaredError
-from dboost.rows.shard import Shard
-from dboost.rows.statistics import Statistic
 from dboost.session.target import EncodedRoles
 from dboost.training.target_stats import Ask, TargetStats, target_stats
-from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
-from tests.helpers.tables import make_table, shard_of, spec_of
-from tests.helpers.tune import Tune
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
 
@@ -62,29 +57,3 @@ def test_a_mean_and_shares() -> None:
     classes = targets(SoftmaxLogLoss(4), 1000, rng)
     start = target_stats(SoftmaxLogLoss(4), in_parts(classes, weight, [10, 400]))
     assert np.exp(start.baseline) == pytest.approx(np.bincount(classes.astype(int), weight) / weight.sum(), rel=1e-13)
-
-
-def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
-    """Return a result that the test can verify: the number of rows, and a sum over targets."""
-    return last - first, factor * int(shard.target(slice(first, last)).sum())
-
-
-def test_an_engine_asks_every_row_once(tune: Tune) -> None:
-    tune(small_cells=0)
-    table = make_table([5, 9], 101)
-    y = np.arange(101.0)
-
-    def shard(rows: slice) -> Shard:
-        codes = table.stored().part(rows)
-        return shard_of(
-            codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros((1, len(y[rows])))
-        )
-
-    terms = SquaredError().pass_terms()
-    alone = WholeEngine(shard(slice(None)), terms, n_threads=3)
-    cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
-    for engine, n_results in ((alone, 3), (cut, 2)):
-        results = engine.map_shards(Statistic(seen), 2)
-        assert len(results) == n_results
-        assert [sum(of) for of in zip(*results, strict=True)] == [101, 101 * 100]
-        engine.close()

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import clone
 
 import dboost
-from dboost import DBoostRegressor
 
 RNG = np.random.default_rng(4)
 FRAME = pd.DataFrame(RNG.normal(size=(400, 3)), columns=list("abc"))
@@ -114,16 +112,3 @@ def test_a_rate_that_a_checkpoint_would_forget_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(dboost.ParameterError, match="which a checkpoint does not keep"):
         fit(callbacks=[halve], checkpoint=str(tmp_path / "state"))
-
-
-def test_estimators_take_schedules() -> None:
-    X, y = FRAME[list("abc")], FRAME["y"]
-    options: dict[str, Any] = {"max_leaf_nodes": 5, "min_samples_leaf": 5, "early_stopping": False, "random_state": 0}
-    expected = fit(learning_rate=RATES, max_iter=4)
-    for rates in (RATES, rate_of):
-        model = DBoostRegressor(learning_rate=rates, max_iter=4, **options).fit(X, y)
-        assert model.booster_.history["learning_rate"].tolist() == RATES
-        assert np.array_equal(model.predict(X), expected.predict(X))
-        assert clone(model).learning_rate == rates
-    with pytest.raises(dboost.ParameterError, match="2 values for max_iter=3"):
-        DBoostRegressor(learning_rate=[0.1, 0.2], max_iter=3, **options).fit(X, y)

@@ -6,14 +6,13 @@ import itertools
 import logging
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dboost
-from dboost import Booster, DBoostClassifier, ParameterError
+from dboost import Booster, ParameterError
 from dboost.kernels.multi_output import BLOCK, TOGETHER, project_gradients, sum_outputs, sum_products
 from dboost.losses.gradient_pass import GradientRows
 from dboost.model.ensemble import Tree
@@ -171,17 +170,6 @@ def test_the_unit_of_a_target_does_not_matter() -> None:
         errors.append(np.sqrt(((np.asarray(model.predict(X)) / units - Y) ** 2).mean(axis=0)))
     np.testing.assert_allclose(errors[0], errors[1], rtol=0.03)
     assert (errors[0] < 0.5 * Y.std(axis=0)).all()
-
-
-def test_labels_and_losses_of_several_targets() -> None:
-    X, y = table(800, 4)
-    labels = (y[:, None] == np.arange(4)).astype(int)
-    labels[::5, 0] = 1
-    model = dboost.fit(X, labels, loss="log_loss", multi_strategy="multi_output_tree", max_iter=10)
-    assert model.ensemble.width == 4
-    assert model.history["train_loss"].is_monotonic_decreasing
-    mixed = np.column_stack([y, np.random.default_rng(0).poisson(1 + y)]).astype(float)
-    assert dboost.fit(X, mixed, loss=["squared_error", "poisson"], multi_strategy="multi_output_tree").ensemble.width == 2
 
 
 def quantile(numbers: np.ndarray, level: str) -> float:
@@ -371,29 +359,6 @@ def test_directions(n_classes: int) -> None:
     np.testing.assert_allclose(np.abs(scaled.drawn(3)), scales / np.linalg.norm(scales), rtol=1e-6)
     np.testing.assert_allclose(scaled.refined(1 / scales), scales / np.linalg.norm(scales), rtol=1e-6)
     assert (Directions(n_classes, True, 6).drawn(1) != of_classes.drawn(1)).any() or n_classes < 20
-
-
-def test_a_row_of_weight_two_is_the_row_twice() -> None:
-    X, y = table(600, 5)
-    twice = np.arange(len(X)) % 3 == 0
-    settings = ONE_TREE | {"max_iter": 8, "min_samples_leaf": 1, "n_threads": 1}
-    weighted = dboost.fit(X, y, sample_weight=1.0 + twice, **settings)
-    repeated = dboost.fit(np.concatenate([X, X[twice]]), np.concatenate([y, y[twice]]), **settings)
-    np.testing.assert_array_equal(weighted.predict(X, raw_score=True), repeated.predict(X, raw_score=True))
-
-
-def test_a_continued_fit_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    """Directions follow from the present scores, also those of even iterations, so a fit may stop between any two."""
-    X, y = table(700, 5)
-    settings = ONE_TREE | {"max_leaf_nodes": 8, "n_threads": 1}
-    whole = dboost.fit(X, y, max_iter=6, **settings)
-    for n_first in (1, 2, 3):
-        estimator = DBoostClassifier(warm_start=True, max_iter=n_first, random_state=0, **settings).fit(X, y)
-        longer = estimator.set_params(max_iter=6).fit(X, y).booster_
-        np.testing.assert_array_equal(longer.predict(X, raw_score=True), whole.predict(X, raw_score=True))
-        path = tmp_path / str(n_first)
-        dboost.fit(X, y, max_iter=n_first, checkpoint=path, **settings)
-        assert saved(dboost.fit(X, y, max_iter=6, checkpoint=path, **settings)) == saved(whole)
 
 
 def test_a_continued_model_keeps_its_strategy() -> None:

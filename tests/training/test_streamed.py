@@ -328,13 +328,3 @@ def test_few_values_need_little_memory() -> None:
     options: dict[str, Any] = {"max_iter": 2, "n_threads": 1}
     booster = dboost.fit(dd.from_pandas(frame, npartitions=2), "y", memory_limit="900KiB", **options)
     assert booster.sha256 == dboost.fit(frame, "y", **options).sha256
-
-
-def test_estimators_stream(folder: Path) -> None:
-    frame = mixed_frame(400)
-    X, y = frame[["x", "age", "town"]], frame["late"]
-    options = {"max_iter": 8, "early_stopping": True, "n_iter_no_change": 2, "class_weight": "balanced", "random_state": 0}
-    kept = dboost.DBoostClassifier(**options).fit(X, y)
-    streamed = dboost.DBoostClassifier(memory_limit=LIMIT, **options).fit(X, y)
-    assert saved(kept.booster_) == saved(streamed.booster_)
-    assert (streamed.booster_.history["bytes_read"] > 0).all()

@@ -279,34 +279,6 @@ def test_questions_are_about_as_many_as_levels() -> None:
     assert n_requests < 40
 
 
-@EVERY_KERNEL
-@given(data=st.data())
-@examples(40)
-def test_leaves_keep_what_parameters_promise(every_kernel: bool, data: st.DataObject) -> None:
-    problem = data.draw(problems(every_kernel))
-    tree, leaf = problem.whole(1)
-    parameters, leaves = problem.parameters, tree.feature < 0
-    if tree.n_leaves > 1:
-        assert tree.count[leaves].min() >= parameters.min_samples_leaf
-        # Hessians are quantised: a sum has an error of at most half a unit a row.
-        slack = 0.0 if problem.hessian is None else 0.5 * problem.n_rows / problem.task.scales[1]
-        assert tree.cover[leaves].min() >= parameters.min_hessian - slack - 1e-9
-        assert tree.gain[~leaves].min() > parameters.min_gain * (1 - 1e-12)
-    assert tree.n_leaves <= (parameters.max_leaf_nodes or 10**9)
-    assert tree.depth <= (parameters.max_depth or 10**9)
-    if parameters.max_delta_step is not None:
-        assert np.abs(tree.value).max() <= parameters.learning_rate * parameters.max_delta_step
-    for k in range(tree.n_leaves):
-        rows = leaf == k
-        g = problem.gradient[rows].astype(np.float64).sum()
-        h = rows.sum() if problem.hessian is None else problem.hessian[rows].astype(np.float64).sum()
-        assert tree.cover[leaves][k] == pytest.approx(h, rel=1e-9)
-        t = np.sign(g) * max(abs(g) - parameters.l1_regularization, 0.0)
-        step = -t / (h + parameters.l2_regularization)
-        bound = parameters.max_delta_step or np.inf
-        assert tree.value[leaves][k] == pytest.approx(0.1 * np.clip(step, -bound, bound), rel=1e-7, abs=1e-9)
-
-
 def test_a_feature_that_is_not_allowed_is_not_used() -> None:
     table = make_table([10, 10, 300], 200, 2, categorical=[False, True, False])
     problem = Problem(table, Parameters(min_samples_leaf=2), 1, with_hessian=True)
