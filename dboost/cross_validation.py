@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from numbers import Number
 from time import perf_counter
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -18,20 +17,10 @@ import pandas as pd
 from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
-from dboost.data.columns.labels import Names
-from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.data.kinds.named_columns import with_named_constraints
-from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
-from dboost.data.kinds.tables_in_memory import as_frame
-from dboost.data.output.predict_io import filtered
-from dboost.data.sources import stream_of
-from dboost.data.sources.paths import open_path
-from dboost.data.sources.row_filter import RowFilter
-from dboost.data.sources.stored_stream import columns_used, rereadable
-from dboost.data.tables.dask_collections import select
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.calibration import calibrated_by_predictions
 from dboost.inspection.cross_conformal import CrossScores, check_partition
 from dboost.kernels.threads import available_threads
@@ -56,6 +45,8 @@ from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, StoppingRule, rounds_of_rule
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult
+from dboost.training.fold_columns import COLUMNS, DataOptions, with_values
+from dboost.training.fold_rows import FoldDivision
 from dboost.training.folds import (
     FoldScores,
     FoldState,
@@ -64,9 +55,6 @@ from dboost.training.folds import (
     folds_at_once,
     mean_of,
     metric_names,
-    split_rows,
-    usable_folds,
-    warn_of_classes,
 )
 from dboost.training.learning_rates import schedule_of
 from dboost.training.progress import Progress
@@ -346,7 +334,7 @@ def cv(
         math.inf if seconds is None else began + seconds,
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, group, features, categorical_features, filter, client, memory_limit, n_threads)
-    division = FoldOptions(folds, groups, time, repeats, earlier)
+    division = FoldDivision(folds, groups, time, repeats, [] if earlier is None else [state.rows for state in earlier.states])
     proposal = settings.parameters.split_proposal
     if proposal != "global":
         raise ParameterError(
@@ -361,83 +349,6 @@ def cv(
         settings.progress.close()
 
 
-class FoldOptions(NamedTuple):
-    """Keywords of `cv` that divide the rows."""
-
-    folds: Any
-    groups: Any
-    time: Any
-    repeats: int
-    known: CVResult | None = None  # with the folds to use, unless others are given
-    #: bool[n_rows] of a table with rows of weight 0: whether a row has a positive weight. Values and pairs count all rows.
-    is_kept: np.ndarray | None = None
-
-    @property
-    def least(self) -> int:
-        """The number of folds, as far as it is known before the data are read."""
-        if self.known is not None:
-            return len(self.known.states)
-        if self.folds is not None and (not isinstance(self.folds, int) or isinstance(self.folds, bool)):
-            return 1
-        return max((5 if self.folds is None else self.folds) * self.repeats, 1) if isinstance(self.repeats, int) else 1
-
-    @property
-    def can_keep_groups(self) -> bool:
-        """Whether the folds are those of a number or of a splitter, which keep groups together."""
-        is_number = self.folds is None or (isinstance(self.folds, Number) and not isinstance(self.folds, bool))
-        return self.time is None and (is_number or hasattr(self.folds, "split"))
-
-    def of(self, n_rows: int, targets: Column, target: Target, seed: int, keys: np.ndarray | None = None) -> list[FoldRows]:
-        """Return the folds that can be fitted; raise a ParameterError or a DataError if they are not those of `known`.
-
-        keys : of the groups of the rows, which folds keep together if they can.
-        """
-        known = [] if self.known is None else [state.rows for state in self.known.states]
-        if known and len(known[0].uses) != n_rows:
-            raise DataError(f"start_from is a result of {len(known[0].uses)} rows of positive weight, the data have {n_rows}")
-        if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
-            return known
-        if keys is not None and self.is_kept is not None:
-            kept_keys, keys = keys, np.zeros(len(self.is_kept), keys.dtype)
-            keys[self.is_kept] = kept_keys
-        folds = split_rows(
-            5 if self.folds is None else self.folds, n_rows, lambda: targets,
-            groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
-            repeats=self.repeats, is_classification=target.classes is not None, seed=seed, is_kept=self.is_kept,
-        )  # fmt: skip
-        folds = usable_folds(folds, targets, target.loss)
-        if target.classes is not None:
-            warn_of_classes(folds, targets)
-        same = [np.array_equal(fold.uses, known_fold.uses) for fold, known_fold in zip(folds, known, strict=False)]
-        if known and not (len(folds) == len(known) and all(same)):
-            raise ParameterError("start_from is a result of other folds: leave folds, groups, time and repeats out")
-        return folds
-
-
-#: Those of `FoldOptions` that may name a column.
-_COLUMNS = ("folds", "groups", "time")
-
-
-class DataOptions(NamedTuple):
-    """Keywords of `cv` that say how the data are read."""
-
-    sample_weight: Any
-    offset: Any
-    group: Any
-    features: Sequence[str] | None
-    categorical_features: Any
-    filter: Any
-    client: Any
-    memory_limit: int | str | None
-    n_threads: int | None
-
-    @property
-    def shaping(self) -> dict[str, Any]:
-        """Those that belong to a data set: for one that is given they have been decided."""
-        names = ("sample_weight", "offset", "group", "features", "categorical_features", "filter", "client")
-        return {name: getattr(self, name) for name in names}
-
-
 @dataclass(frozen=True, eq=False)
 class FoldedRows:
     """The rows of a data set with their folds, for several cross-validations."""
@@ -446,12 +357,12 @@ class FoldedRows:
     rows: BinnedRows  # stay in memory as long as this object
     targets: Column
     folds: list[FoldRows]
-    is_kept: np.ndarray | None = None  # of `FoldOptions`
+    is_kept: np.ndarray | None = None  # of `FoldDivision`
 
 
 @contextmanager
 def folded(
-    data: Any, target: Any, division: FoldOptions, options: DataOptions, parameters: Parameters, trees: TreeNeeds | None = None
+    data: Any, target: Any, division: FoldDivision, options: DataOptions, parameters: Parameters, trees: TreeNeeds | None = None
 ) -> Iterator[FoldedRows]:
     """Yield rows with their folds; a data set that is made of a table is closed at the end.
 
@@ -483,14 +394,14 @@ def folded(
         for name, value in settings.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare: the data set was prepared before")
-        for name in _COLUMNS:
+        for name in COLUMNS:
             if isinstance(column := getattr(division, name), str):
                 raise ParameterError(f"{name}={column!r} names a column, but a data set has bins only: give one value per row")
         opened: AbstractContextManager[Dataset] = nullcontext(data)
     else:
         if target is ...:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-        data, division, shaping["features"] = _with_values(data, target, division, options)
+        data, division, shaping["features"] = with_values(data, target, division, options)
         reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
         # With the needs of the folds: a limit that is far too small for them is refused before the data are read.
         limit = None if options.memory_limit is None else Budget.of(options.memory_limit, trees)
@@ -499,7 +410,7 @@ def folded(
     with opened as prepared, prepared._rows(options.client).for_folds() as rows:
         targets = rows.targets()
         kind = target_of(targets, parameters, prepared.target)
-        folds = division.of(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
+        folds = division.divide(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
         yield FoldedRows(prepared, rows, targets, folds, division.is_kept)
 
 
@@ -547,7 +458,7 @@ class FoldSettings:
         """Whether something depends on the means of the folds while they are fitted."""
         return bool(self.callbacks) or self.until < math.inf or self.parameters.stopping_rounds is not None
 
-    def trees_of(self, division: FoldOptions) -> TreeNeeds:
+    def trees_of(self, division: FoldDivision) -> TreeNeeds:
         """Return what the fits on the folds need at least, before the data are read."""
         at_once = folds_at_once(division.least, self.needs_means)
         needs = tree_needs(self.parameters, max(self.n_threads // at_once, 1))
@@ -634,116 +545,6 @@ def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Targ
     with warnings.catch_warnings():  # not safe with threads, so only where it is needed
         warnings.simplefilter("ignore")  # every fold warns
         return choose_target(scans, parameters, name)
-
-
-def _with_values(
-    data: Any, target: Any, division: FoldOptions, options: DataOptions
-) -> tuple[Any, FoldOptions, Sequence[str] | None]:
-    """Return the division with values in place of names of columns and with the rows that have a positive weight, and the
-    features: without these columns.
-
-    The data are returned, too: columns are read before the other ones, so a stream that may be read once only is stored.
-    """
-    known = names_of_table(data) or Names(())
-    columns = {name: getattr(division, name) for name in _COLUMNS}
-    named = {
-        name: value
-        for name, value in columns.items()
-        if known.is_label(value) and not (name == "folds" and isinstance(value, Number))
-    }
-    weight = options.sample_weight
-    is_unknown = bool(known) and known.is_label(weight) and known.find(weight) is None  # an error of the fit
-    if not named and (weight is None or is_unknown):
-        return data, division, options.features
-    used = (target, weight, options.offset, options.group, *named.values())
-    row_filter = None if options.filter is None else RowFilter(options.filter)
-    if is_stream(data) and not known:
-        data = rereadable(data, partial(columns_used, options.features, used, row_filter), "cv")
-    keywords = ", ".join(f"{name}={column!r}" for name, column in named.items())
-    names: Names | None
-    if is_stream(data):
-        table, names = data, stream_of(data).names
-    elif options.filter is not None:
-        table = filtered(data, options.filter)
-        names = names_of_table(table)
-    else:
-        table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
-        names = names_of_table(table)
-    if names is None and named:
-        raise InputTypeError(f"{keywords} names a column, but the data have no columns: give one value per row")
-    names = names or Names(())
-    columns_by_keyword = _columns_named(named, names)
-    if names.is_label(weight):
-        column = names.find(weight)
-        names.check_once([] if column is None else [column])
-        weight = None if column is None else _values_of(table, column, row_filter)
-    # Weights that are no numbers are an error of the fit.
-    is_kept = None if weight is None else _are_positive(_computed(weight))
-    if is_kept is not None and (is_kept.all() or not is_kept.any()):
-        is_kept = None
-    values: dict[str, Any] = {}
-    for keyword, column in columns_by_keyword.items():
-        plain = plain_times if keyword == "time" else np.asarray
-        values[keyword] = _ranks(_values_of(table, column, row_filter, plain), is_kept, keyword, named[keyword])
-    taken = {names.find(column) for column in used if names.is_label(column)}
-    features = [name for name in names if name not in taken] if named and options.features is None else options.features
-    return data, division._replace(**values, is_kept=is_kept), features
-
-
-def _columns_named(labels: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """Return the names of the columns that keywords name; raise an error if there is none, or several."""
-    columns: dict[str, str] = {}
-    for keyword, label in labels.items():
-        column = names.find(label)
-        if column is None:
-            raise ParameterError(f"the data have no column {label!r}, which was given as {keyword}{names.hint(label)}")
-        columns[keyword] = column
-    names.check_once(columns.values())
-    return columns
-
-
-def _ranks(values: np.ndarray, is_kept: np.ndarray | None, keyword: str, label: Any) -> np.ndarray:
-    """Return the values of a keyword as ranks, those of the same value alike: int64[n]; 0 in rows that are not kept.
-
-    label : of their column, for messages.
-    """
-    rows = slice(None) if is_kept is None or len(is_kept) != len(values) else is_kept
-    if pd.isna(values[rows]).any():
-        raise DataError(f"column {label!r}, which was given as {keyword}, has missing values: fill them, or remove the rows")
-    ranks = np.zeros(len(values), np.int64)
-    if keyword == "time":
-        ranks[rows] = ranks_in_time(values[rows], keyword, label)
-    else:
-        ranks[rows] = np.unique(values[rows], return_inverse=True)[1]
-    return ranks
-
-
-def _are_positive(weights: Any) -> np.ndarray | None:
-    """Return whether each weight is above 0; None if they are no list of numbers, which is an error of the fit."""
-    try:
-        return pd.to_numeric(np.asarray(weights).reshape(-1), errors="coerce") > 0
-    except (TypeError, ValueError):
-        return None
-
-
-def _values_of(
-    table: Any, name: str, row_filter: RowFilter | None, plain: Callable[[Any], np.ndarray] = np.asarray
-) -> np.ndarray:
-    """Return a column of a table as an array. row_filter : of a stream; plain : makes an array of a column in memory."""
-    if is_stream(table):
-        batches = stream_of(table, row_filter=row_filter).partitions([name])
-        return np.concatenate([np.asarray(_column_of(batch, name)) for batch in batches])
-    return plain(_column_of(_computed(select(table, (name,)) if is_dask(table) else table), name))
-
-
-def _column_of(table: Any, name: str) -> Any:
-    frame = as_frame(table)
-    return frame.column(frame.names.index(name))
-
-
-def _computed(values: Any) -> Any:
-    """Return the values of a Dask collection; others unchanged."""
-    return values.compute() if hasattr(values, "compute") else values
 
 
 def _scores(fitted: Sequence[FitResult], metrics: Sequence[MetricName]) -> tuple[pd.DataFrame, pd.DataFrame]:

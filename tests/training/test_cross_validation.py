@@ -24,7 +24,7 @@ from dboost import DataError, DBoostError, EarlyStopping, FitInterrupted, InputT
 from dboost.losses import Loss
 from dboost.session.row_samples import TEST, TRAIN
 from dboost.training import folds as training_folds
-from dboost.training.folds import split_rows
+from dboost.training.fold_rows import split_rows
 from tests.helpers.clusters import ROOT
 from tests.helpers.tune import Tune
 
