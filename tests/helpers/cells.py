@@ -31,13 +31,14 @@ def choose_turn() -> str:
     return turn
 
 
-def turn_of(number: int) -> str:
-    """Return the turn of a cell, from its number among the slow cells of its test.
+def turn_of(test: str, number: int) -> str:
+    """Return the turn of a cell, from its number among the slow cells of a test.
 
     Neighbors are alike and take equally long, so the next `N_TURNS` cells are always in different turns. The order is drawn
-    each time: otherwise, cells at a distance of `N_TURNS`, which often share the value of a parameter, would share a turn.
+    each time: otherwise, cells at a distance of `N_TURNS`, which often share the value of a parameter, would share a turn, and
+    the first turn would have all tests with one slow cell.
     """
-    order = Random(number // N_TURNS).sample(range(1, N_TURNS + 1), N_TURNS)
+    order = Random(f"{test} {number // N_TURNS}").sample(range(1, N_TURNS + 1), N_TURNS)
     return str(order[number % N_TURNS])
 
 
@@ -48,7 +49,7 @@ def cells_of_other_turns(items: Iterable[pytest.Item], turn: str) -> list[pytest
     for item in items:
         if turn != "all" and item.get_closest_marker("in_turns"):
             test = item.nodeid.partition("[")[0]
-            if turn_of(n_cells[test]) != turn:
+            if turn_of(test, n_cells[test]) != turn:
                 others.append(item)
             n_cells[test] += 1
     return others

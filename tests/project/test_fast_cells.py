@@ -79,13 +79,14 @@ def test_every_cell_has_a_turn_and_all_other_tests_are_in_each(pytester: pytest.
 
 
 @pytest.mark.parametrize("n_values", range(1, 13))
-def test_a_turn_has_every_value_of_long_tables(n_values: int) -> None:
-    """A table of two parameters, of which the second has that many values."""
+def test_turns_are_equal_and_have_every_value_of_long_tables(n_values: int) -> None:
+    """A table of two parameters, of which the second has that many values; and tests with one slow cell each."""
     n_cells = n_values * N_TURNS * 10
     for turn in TURNS:
-        values = {number % n_values for number in range(n_cells) if turn_of(number) == turn}
+        values = {number % n_values for number in range(n_cells) if turn_of("test_table", number) == turn}
         assert values == set(range(n_values))
-        assert sum(turn_of(number) == turn for number in range(n_cells)) == n_cells // N_TURNS
+        assert sum(turn_of("test_table", number) == turn for number in range(n_cells)) == n_cells // N_TURNS
+        assert 0.7 < sum(turn_of(f"test_{number}", 0) == turn for number in range(300)) / 300 * N_TURNS < 1.3
 
 
 def test_a_week_has_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
