@@ -12,7 +12,8 @@ from sklearn.utils import Tags
 from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
-from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
+from dboost.estimators.estimator import BaseGradientBoosting, Range
+from dboost.estimators.fit_arguments import as_targets
 from dboost.estimators.tags import add_tags_of_classes
 from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes, serves_peer_names
 

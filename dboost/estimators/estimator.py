@@ -3,11 +3,6 @@
 An estimator trains with `dboost.fit`'s code; with the same parameters and without early stopping the model is the same file.
 scikit-learn's conventions are added here and in `validation`: seeds, the validation pair, warm starts, attributes. Arguments
 are checked before data are read, with the messages of scikit-learn where it has them.
-
-**Callbacks of scikit-learn** (`estimator.set_callbacks(...)`, with scikit-learn 1.9 or newer): a fit is a task, and each of its
-iterations a subtask. `FitHooks` is a callback of dboost's own kind that calls the hooks of scikit-learn's callbacks at the end
-of an iteration, and at the begin of the next one. If the fit stops early, the last subtask is one that was never trained; it
-ends without data, as in scikit-learn's own estimators.
 """
 
 from __future__ import annotations
@@ -22,21 +17,18 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.columns.labels import Names
 from dboost.data.columns.read_plan import chosen_features
 from dboost.data.kinds.named_columns import with_named_constraints
 from dboost.data.kinds.predictions_like import NAME
-from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
+from dboost.data.kinds.table_kinds import is_dask, is_path, names_of_table
 from dboost.data.kinds.tables_in_memory import no_table
-from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset
-from dboost.errors import DataError, InputTypeError, ParameterError, warn
+from dboost.errors import ParameterError, warn
 from dboost.estimators.constructor import (
     EstimatorParameters,
     accepts_names_of_fits,
@@ -45,11 +37,21 @@ from dboost.estimators.constructor import (
     constructor,
     is_count,
 )
+from dboost.estimators.fit_arguments import (
+    as_targets,
+    check_lengths,
+    check_pair,
+    check_roles,
+    check_warm_start,
+    evaluation_sets,
+    has_unknown_names,
+    outline,
+    threads_of,
+)
 from dboost.estimators.model_access import ModelAccess
+from dboost.estimators.sklearn_callbacks import CallbackSupportMixin, FitHooks, with_callbacks
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
-from dboost.kernels.threads import available_threads
-from dboost.model.ensemble import Ensemble
 from dboost.params import (
     FOREST,
     FOREST_DEFAULTS,
@@ -63,151 +65,9 @@ from dboost.params.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
-from dboost.training.callbacks import Callback, Iteration
+from dboost.training.callbacks import Callback
 from dboost.training.fit import FitResult
 from dboost.training.request import FitRequest, checked_callbacks
-
-try:
-    from sklearn.callback import CallbackSupportMixin, with_callbacks
-except ImportError:  # scikit-learn before 1.9 has no callbacks
-
-    class CallbackSupportMixin:  # type: ignore[no-redef]
-        """Adds nothing."""
-
-    def with_callbacks(method: Any) -> Any:
-        """Return the method."""
-        return method
-
-
-class FitHooks:
-    """Calls the hooks of a fit; an instance is a callback of `dboost.fit`.
-
-    Parameters
-    ----------
-    estimator : DBoostRegressor or DBoostClassifier
-    X, y, sample_weight
-        As in the estimator's `fit`; the hooks get them.
-    n_iterations : int
-        The largest number of iterations that the fit may add.
-    """
-
-    def __init__(self, estimator: Any, X: Any, y: Any, sample_weight: Any, n_iterations: int) -> None:
-        self._estimator, self._n_left = estimator, n_iterations
-        metadata = None if sample_weight is None else {"sample_weight": sample_weight}
-        self._data: dict[str, Any] = {"X": X, "y": y, "metadata": metadata}
-        self._task: Any = None
-        self._fit: Any = None
-        if hasattr(estimator, "_init_callback_context"):
-            self._fit = estimator._init_callback_context(max_subtasks=n_iterations)
-            self._fit.call_on_fit_task_begin(estimator=estimator, **self._data)
-        if self.is_needed:
-            self._begin_iteration(lambda: None)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the estimator has callbacks."""
-        return self._fit is not None and hasattr(self._estimator, "_skl_callbacks")
-
-    def __call__(self, iteration: Iteration) -> bool:
-        """End the task of an iteration; return whether a callback stops the fit."""
-
-        def fitted() -> dict[str, Any]:
-            return self._attributes(iteration.model())
-
-        stops = self._task.call_on_fit_task_end(estimator=self._estimator, **self._data, reconstruction_attributes=fitted)
-        self._task = None
-        if not stops:
-            self._begin_iteration(fitted)
-        return bool(stops)
-
-    def close(self) -> None:
-        """End the tasks of a fit that has succeeded."""
-        if self._task is not None:
-            self._task.call_on_fit_task_end(estimator=self._estimator)
-        if self._fit is not None:
-            self._fit.call_on_fit_task_end(estimator=self._estimator, **self._data, reconstruction_attributes=dict)
-
-    def _begin_iteration(self, fitted: Any) -> None:
-        if self._n_left > 0:
-            self._n_left -= 1
-            self._task = self._fit.subcontext(task_name="iteration")
-            self._task.call_on_fit_task_begin(estimator=self._estimator, **self._data, reconstruction_attributes=fitted)
-
-    def _attributes(self, ensemble: Ensemble) -> dict[str, Any]:
-        """Return the attributes that a fit would have set with this model."""
-        fitted = copy.copy(self._estimator)
-        loss = fitted._loss()
-        fitted._set_model(Booster(ensemble, loss=None if isinstance(loss, str) else loss))
-        return {name: value for name, value in vars(fitted).items() if name.endswith("_") and not name.startswith("_")}
-
-
-def threads_of(n_jobs: Any, n_threads: Any) -> Any:
-    """Return the number of threads for `n_jobs`, or for its alias; None for all processors."""
-    if n_jobs is None:
-        return n_threads
-    if n_threads is not None and n_threads != n_jobs:
-        raise ParameterError(f"n_jobs={n_jobs!r} and n_threads={n_threads!r} are the same parameter: give one")
-    return available_threads(n_jobs, "n_jobs")
-
-
-def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
-    """Raise a ParameterError for half of a validation pair, and for a pair without early stopping."""
-    if y_val is None and X_val is not None:
-        raise ParameterError("X_val is provided, but y_val was not provided.")
-    if X_val is None and y_val is not None:
-        raise ParameterError("y_val is provided, but X_val was not provided.")
-    if X_val is None and sample_weight_val is not None:
-        raise ParameterError("sample_weight_val is provided, but X_val and y_val were not provided.")
-    if X_val is not None and not early_stopping:
-        raise ParameterError(
-            "X_val and y_val are passed to fit while at the same time early_stopping is False. When passing X_val and "
-            "y_val to fit, early_stopping should be set to either 'auto' or True."
-        )
-
-
-def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
-    """Raise an error if X in memory is no table, or data in memory have different numbers of rows."""
-    if isinstance(X, Dataset):
-        return
-    refusal = None if is_dask(X) else no_table(X)
-    if refusal is not None:
-        raise refusal
-    n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
-    if n is not None and n_targets is not None and n != n_targets:
-        raise DataError(f"Found input variables with inconsistent numbers of samples: {[n, n_targets]}")
-    if n is not None and n_weights is not None and n != n_weights:
-        raise DataError(f"sample_weight.shape == ({n_weights},), expected ({n},)!")
-
-
-def _n_rows(data: Any) -> int | None:
-    """The number of rows; None for lazy or missing data."""
-    if isinstance(data, list | tuple):
-        return len(data)
-    shape = () if is_dask(data) else getattr(data, "shape", ())
-    return shape[0] if shape else None
-
-
-def as_targets(y: Any) -> Any:
-    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
-    if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
-        warn(
-            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
-            "example using ravel().",
-            DataConversionWarning,
-        )
-    return y
-
-
-def outline(X: Any) -> Any:
-    """Return a table with the same columns: of a dataframe of any library a pandas frame without rows."""
-    names = names_of_table(X)
-    return X if names is None else pd.DataFrame(columns=list(names.labels))
-
-
-def _has_unknown_names(X: Any) -> bool:
-    """Return whether X is a stream whose names of columns are known when it is read."""
-    return is_stream(X) and names_of_table(X) is None
-
 
 Range = tuple[int, int]
 
@@ -374,8 +234,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         settings = self._settings(X)
         check_pair(self.early_stopping, *validation[:3])
         roles = {"sample_weight": sample_weight, "offset": offset}
-        _check_roles(X, y, **roles)
-        sets = _evaluation_sets(eval_set, validation, offset)
+        check_roles(X, y, **roles)
+        sets = evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
         start = self._start(settings, continued)
@@ -398,7 +258,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             return self
         stops = policy.is_auto or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
         check_refit(settings["refit"], request, stops=stops)
-        _check_warm_start(settings)
+        check_warm_start(settings)
         check_lengths(X, y, sample_weight)
         self._set_features(X)
         fitted = source.fit(request)
@@ -409,7 +269,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             warn("eval_metric has no effect without an eval_set and without early stopping")
         self._keep(fitted, trained(fitted, request.parameters, start.model, X), start, policy)
         self._seeds, self._set_names = seeds, (*sets, HELD_OUT, WATCHED)
-        if _has_unknown_names(X):
+        if has_unknown_names(X):
             self._set_features_of(self.booster_)
         return self
 
@@ -511,7 +371,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if not isinstance(X, Dataset):
-            _check_roles(X, y)
+            check_roles(X, y)
             check_lengths(X, y, sample_weight)
             self._check_features(X)
         refitted = self.booster_.refit_leaves(
@@ -571,7 +431,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
 
     def _set_features(self, X: Any) -> None:
         """Set `n_features_in_`, and `feature_names_in_` if X has names; not of a stream without known names."""
-        if _has_unknown_names(X):
+        if has_unknown_names(X):
             return
         if isinstance(X, Dataset):
             self.n_features_in_ = len(X.features)
@@ -599,7 +459,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """
         names = names_of_table(X)
         is_other = not is_a(X, "dask.array", "Array") if is_dask(X) else no_table(X) is not None
-        is_unknown = _has_unknown_names(X) or (names is None and is_other)
+        is_unknown = has_unknown_names(X) or (names is None and is_other)
         if is_path(X) or is_unknown or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
         if names is None or not self.booster_.ensemble.named:
@@ -669,36 +529,3 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         clone = super(BaseGradientBoosting, copy.copy(self)).__sklearn_clone__()
         clone.client = self.client
         return clone
-
-
-def _check_warm_start(settings: Mapping[str, Any]) -> None:
-    """Raise a ParameterError for settings that a warm start does not go together with."""
-    if settings["refit"] and settings["warm_start"]:
-        raise ParameterError("refit=True does not go together with warm_start: leave one of them out")
-    if settings["warm_start"] and not settings["keep_summary"]:  # a warm start compares the data with those of the model
-        raise ParameterError("keep_summary=False does not go together with warm_start: leave one of them out")
-
-
-def _check_roles(X: Any, y: Any, **roles: Any) -> None:
-    """Raise an error for roles that belong to a data set; for a path, and for the name of a column of X as y."""
-    if isinstance(X, Dataset):
-        for name, value in {"y": y, **roles}.items():
-            if value is not None:
-                raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
-    elif is_path(X) or (names_of_table(X) or Names(())).is_label(y):
-        raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
-
-
-def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, Any]:
-    """The evaluation sets by name, the validation pair last."""
-    X_val, y_val, sample_weight_val, offset_val = validation
-    sets = named_sets(eval_set)
-    if HELD_OUT in sets or WATCHED in sets:
-        raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
-    if X_val is not None:
-        sets[HELD_OUT] = (X_val, y_val, sample_weight_val, offset_val)
-        if (offset is None) != (offset_val is None):
-            raise ParameterError("offset and offset_val go together: give both or none")
-    elif offset_val is not None:
-        raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
-    return sets

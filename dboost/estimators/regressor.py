@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 from dboost.dataset import Dataset
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, accepts_names_of_targets, documented
-from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets, threads_of
+from dboost.estimators.estimator import BaseGradientBoosting, Range
+from dboost.estimators.fit_arguments import as_targets, threads_of
 from dboost.estimators.tags import add_tags_of_numbers
 from dboost.params import accepts_names_of_intervals, accepts_names_of_predictions, is_for_classes, serves_peer_names
 

@@ -263,7 +263,7 @@ def test_estimators_work_without_scikit_learns_callbacks() -> None:
     code = """
 import sys
 sys.modules["sklearn.callback"] = None
-import dboost.estimators.estimator as hooks
+import dboost.estimators.sklearn_callbacks as hooks
 estimator = type("Estimator", (hooks.CallbackSupportMixin,), {"fit": hooks.with_callbacks(lambda self: 3)})()
 made = hooks.FitHooks(estimator, None, None, None, 5)
 made.close()
