@@ -76,7 +76,7 @@ class _Thread:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
-    """Take the place of `dboost.cluster.transport.rpc.run_on` in a simulated cluster."""
+    """Take the place of `dboost.cluster.transport.event_loop.run_on` in a simulated cluster."""
     return _Thread.current.thread.wait_for(work)
 
 

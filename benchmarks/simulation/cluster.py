@@ -31,14 +31,16 @@ from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt
-from dboost.cluster.scheduler import reducer
+from dboost.cluster.scheduler import fit_calls, reducer
 from dboost.cluster.training.cluster_fit import fit_on_cluster, n_partitions_of
-from dboost.cluster.transport import rpc as worker_calls
+from dboost.cluster.transport import relay as relays
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
+from dboost.cluster.transport.line_calls import METHODS, Decode, LineCalls
 from dboost.cluster.transport.messages import ON_LINE
 from dboost.cluster.transport.peer_messages import Inbox
-from dboost.cluster.transport.rpc import METHODS, Arguments, Branch, Decode, LineCalls, Relay, buffers_of
+from dboost.cluster.transport.relay import Relay
+from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of
 from dboost.cluster.worker import worker_plugin
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
@@ -541,9 +543,9 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         patch.object(Connection, "_call_on_line", call_on_line),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
-        patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
+        patch.object(relays, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
         patch.object(reducer, "run_on", run_on),
-        patch.object(worker_calls, "run_on", run_on),
+        patch.object(fit_calls, "run_on", run_on),
         patch.object(worker_plugin, "run_on", run_on),
     ):
         request = FitRequest(parameters, 1, roles={"target": target})

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 import dboost
-from dboost.cluster.client.connection import inside
+from dboost.cluster.client.dask_clients import inside
 from dboost.data.columns.binning import sample_rows
 from dboost.errors import DBoostError
 from dboost.kernels import cache_refusal

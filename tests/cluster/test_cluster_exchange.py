@@ -36,7 +36,7 @@ from dboost.cluster.transport.feature_exchange import (
 from dboost.cluster.transport.line import Line
 from dboost.cluster.transport.messages import FitCancelled, LostWorkers
 from dboost.cluster.transport.peer_messages import SLICE, Inbox, Peers
-from dboost.cluster.transport.rpc import tree_of
+from dboost.cluster.transport.session_tree import tree_of
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session

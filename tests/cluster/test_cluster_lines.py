@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,13 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.cluster.scheduler import reducer
-from dboost.cluster.scheduler.reducer import Reducer
+from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.training import cluster_backend
-from dboost.cluster.transport import line
+from dboost.cluster.transport import line, line_calls
 from dboost.cluster.transport.line import Line, LineClosed, accept_line, open_line, packed
 from dboost.cluster.transport.messages import OK, LostWorkers
-from dboost.cluster.transport.rpc import FitCalls
 from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
@@ -156,9 +153,8 @@ def test_lines_to_other_workers_are_kept_when_one_is_lost(lines: tuple[Line, Lin
         await asyncio.sleep(0.01)
         return lines[0]
 
-    monkeypatch.setattr(reducer, "open_worker_line", open_worker_line)
-    here: Any = SimpleNamespace(_scheduler=SimpleNamespace(connection_args={}))
-    opened = asyncio.run(Reducer._open_lines(here, "fit", [lost, there]))
+    monkeypatch.setattr(line_calls, "open_worker_line", open_worker_line)
+    opened = asyncio.run(line_calls.open_lines("here", "fit", [lost, there], {}))
     assert opened[there] is lines[0] and isinstance(opened[lost], LostWorkers)
 
 

@@ -19,21 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.training import cluster_backend
 from dboost.cluster.transport.line import Line
+from dboost.cluster.transport.line_calls import METHODS, STATUSES, Decode
 from dboost.cluster.transport.messages import LOST, OK, FitCancelled
-from dboost.cluster.transport.rpc import (
-    METHODS,
-    STATUSES,
-    Arguments,
-    Branch,
-    Decode,
-    FitCalls,
-    Relay,
-    RoundSums,
-    buffers_of,
-    tree_of,
-)
+from dboost.cluster.transport.relay import Relay
+from dboost.cluster.transport.round_sums import RoundSums
+from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of, tree_of
 from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.fit_records import unpack as unpacked

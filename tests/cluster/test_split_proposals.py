@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.transport.line import Message
-from dboost.cluster.transport.rpc import METHODS
+from dboost.cluster.transport.line_calls import METHODS
 from dboost.cluster.transport.split_proposals import choose_owners
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.fit_records import SessionRef

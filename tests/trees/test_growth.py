@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.transport.line import Message, packed
-from dboost.cluster.transport.rpc import RoundSums
+from dboost.cluster.transport.round_sums import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters

@@ -26,7 +26,7 @@ def client_for(data: Any, requested: Any = None, workers: Any = None) -> Iterato
     """
     context: AbstractContextManager[Any] = nullcontext()
     if requested is not None or ("distributed" in sys.modules and is_source(data)):
-        from dboost.cluster.client.connection import current_client
+        from dboost.cluster.client.dask_clients import current_client
 
         context = current_client(requested)
     with context as client:
@@ -45,6 +45,6 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> AbstractContextM
     """
     if scheduler is None and n_workers is None:
         return nullcontext()
-    from dboost.cluster.client.connection import connected
+    from dboost.cluster.client.dask_clients import connected
 
     return connected(scheduler, n_workers)

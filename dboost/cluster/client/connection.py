@@ -1,38 +1,27 @@
-"""The client's calls to the reducer, as functions that return the results or raise an exception.
-
-**Repeated losses of workers.** A call that loses a worker is repeated once the lost partitions have been read again. With
-preemptible machines that may happen any number of times. But a call that itself kills its workers (a histogram that does not
-fit the memory, a custom loss that crashes) would be repeated until no worker is left, and with nannies forever. So `Attempts`
-counts losses, and the fit fails after `Tuning.losses_without_progress` of them. Progress is a complete iteration, or more
-loaded partitions than ever before.
-"""
+"""The client's calls to the reducer, as functions that return the results or raise an exception."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import os
-import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from itertools import count
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import dask
-from distributed import Client, Future, LocalCluster, get_worker, worker_client
-from distributed.core import Status
-from distributed.security import Security
-from distributed.utils import LoopRunner
-from distributed.worker import thread_state
+from distributed import Client, Future
 
+from dboost.cluster.client.attempts import N_REPORTED_LOSSES, Attempts
+from dboost.cluster.client.client_loss import ClientLost, SchedulerWatch, address_of, lost_client, reporting_loss, unreachable
+from dboost.cluster.client.dask_clients import seceded
 from dboost.cluster.client.worker_choice import WorkerChoice, WorkerRecord
 from dboost.cluster.scheduler.reducer import Reducer
 from dboost.cluster.transport.line import Line, open_line
+from dboost.cluster.transport.line_calls import TAKE_PARTITIONS
 from dboost.cluster.transport.messages import (
     CANCELLED,
     FAILED,
@@ -48,17 +37,14 @@ from dboost.cluster.transport.messages import (
     pack,
     unpack_error,
 )
-from dboost.cluster.transport.rpc import TAKE_PARTITIONS, run_on
-from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
+from dboost.config import liveness_timeout, worker_timeout
 from dboost.display import counted
-from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
-from dboost.kernels.threads import usable_processors
+from dboost.errors import DBoostError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.rows.block_file import StorageError
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.training.progress import Progress
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_rounds import GrowOrder
-from dboost.tuning import tuning
 from dboost.version import __version__
 
 #: Seconds between two looks for a usable worker.
@@ -67,129 +53,8 @@ _POLL = 0.25
 _RECENT = 1.0
 #: By client the scheduler in which it has installed the reducer.
 _installed: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
-
-
-@contextmanager
-def current_client(requested: Any) -> Iterator[Client | None]:
-    """Yield the given client, else that of the Dask task that calls, else the current one, else None.
-
-    Raises
-    ------
-    InputTypeError
-        For an asynchronous client, or an object that is not a client.
-    ClientLost
-        When the client or its cluster is closed, also in the meantime.
-    """
-    if requested is not None:
-        with usable(checked(requested)):
-            _wait_for_scheduler(requested)
-            yield requested
-        return
-    if _in_task():
-        with worker_client() as client:  # frees the worker's thread for other tasks, including those that read partitions
-            yield client
-        return
-    if dask.config.get("scheduler", None) in (None, "dask.distributed", "distributed"):
-        client = _default_client()
-        with nullcontext() if client is None else usable(checked(client)):
-            if client is not None:
-                _wait_for_scheduler(client)
-            yield client
-        return
-    yield None
-
-
-def _wait_for_scheduler(client: Client) -> None:
-    """Return when the scheduler answers; warn if that takes long. Calls that Dask makes for dboost wait without a word."""
-    watch = SchedulerWatch(client, address_of(client))
-    watch.run(watch.ping())
-
-
-@contextmanager
-def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
-    """Yield a client of a scheduler, or of a new local cluster; it is the current client until it is closed.
-
-    Raises
-    ------
-    DBoostError
-        When the scheduler cannot be reached.
-    """
-    if scheduler is not None:
-        before = _default_client()
-        try:
-            client = Client(scheduler, timeout=tuning().connect_timeout)
-        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of these the last two by Dask's settings of TLS
-            half_made = _default_client()  # Dask closes it after errors of the network only
-            if half_made is not None and half_made is not before:
-                half_made.close()
-            raise DBoostError(f"the scheduler at {scheduler} cannot be reached: {_reason(scheduler, error)}") from error
-        with client:
-            yield client
-        return
-    n_threads = math.ceil(len(usable_processors()) / (n_workers or 1))  # as LocalCluster divides them
-    with (
-        LocalCluster(n_workers=n_workers, threads_per_worker=n_threads, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
-def _default_client() -> Client | None:
-    try:
-        return Client.current()
-    except ValueError:
-        return None
-
-
-def _reason(scheduler: str, error: Exception) -> str:
-    """Return why a client has not connected. Dask names neither missing certificates nor missing files of them."""
-    files = Security().get_tls_config_for_role("client")
-    absent = [f"{key} = {file}" for key, file in files.items() if file and "\n" not in file and not os.path.exists(file)]
-    if isinstance(error, FileNotFoundError) and absent:
-        return f"there is no file of distributed.comm.tls in Dask's configuration at {', '.join(absent)}"
-    if isinstance(error, TypeError) and scheduler.startswith("tls:"):
-        return "TLS needs certificates: set distributed.comm.tls (ca-file, client.cert and client.key) in Dask's configuration"
-    return str(error)
-
-
-@contextmanager
-def inside() -> Iterator[Client]:
-    """Yield a client of a scheduler and two workers of one thread, all in this process and not reachable from outside."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
-def checked(client: Any) -> Client:
-    if not isinstance(client, Client):
-        raise InputTypeError(f"client must be a distributed.Client, not {type(client).__name__}")
-    if client.asynchronous:
-        raise InputTypeError(
-            "this client is asynchronous: await dboost.fit_async(…) instead of calling dboost.fit, or make another client with "
-            "Client(address)"
-        )
-    return client
-
-
-def seceded() -> AbstractContextManager[Any]:
-    """Return a context in which the Dask task that calls frees its thread of the worker; it does nothing outside a task.
-
-    For every wait for other tasks, such as those that read partitions: else tasks that wait may occupy all threads. May be
-    nested.
-    """
-    return worker_client() if _in_task() and hasattr(thread_state, "start_time") else nullcontext()
-
-
-def _in_task() -> bool:
-    try:
-        get_worker()
-    except ValueError:
-        return False
-    return True
+_numbers = count()
+_log = logging.getLogger("dboost")
 
 
 def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
@@ -203,161 +68,6 @@ def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
     if record.version != __version__:
         return DBoostError(f"worker {address} has dboost {record.version}, this process {__version__}")
     return None
-
-
-class ClientLost(DBoostError):
-    """The client or its cluster was closed, or the connection to the scheduler was lost."""
-
-
-def address_of(client: Client) -> str:
-    """Return the address of a client's scheduler, also of a closed client."""
-    if client.scheduler is not None:
-        return str(client.scheduler.address)
-    if client.cluster is not None:
-        return str(client.cluster.scheduler_address)
-    return str(client._start_arg)
-
-
-def lost_client(client: Client, address: str) -> DBoostError | None:
-    """Return the error to raise if a client cannot be used any more; None if it can. address : of its scheduler."""
-    if client.cluster is not None and client.cluster.status in (Status.closing, Status.closed):
-        return ClientLost(f"the cluster at {address} is closed: start another one, and give a client of it")
-    if client.status in ("closing", "closed"):
-        return ClientLost(
-            f"the client of {address} is closed, by close() or by Dask because its scheduler ended: give another one, such as "
-            f"distributed.Client({address!r})"
-        )
-    if _was_forked(client):
-        return ClientLost(
-            f"the client of {address} cannot be used in this process, which was forked from the one that made it (or the "
-            "thread of its event loop has ended): make a client here, start processes by spawn instead of fork, or compute "
-            'without a cluster in dask.config.set(scheduler="threads")'
-        )
-    if client.status == "connecting":
-        return unreachable(address, None)
-    return None
-
-
-def _was_forked(client: Client) -> bool:
-    """Return whether no thread of this process runs a client's event loop: a forked process has none of the other's threads."""
-    loop: Any = client.loop
-    _, runner = (0, None) if loop is None else LoopRunner._all_loops.get(loop, (0, None))
-    thread = getattr(getattr(runner, "_loop_thread", None), "_thread", None)
-    return isinstance(thread, threading.Thread) and not thread.is_alive()
-
-
-def unreachable(address: str, error: BaseException | None) -> DBoostError:
-    """Return the error to raise if a call does not reach the scheduler."""
-    if is_out_of_descriptors(error):
-        return out_of_descriptors("this process", f"call the scheduler at {address}")
-    why = "" if error is None else f" ({error})"
-    return ClientLost(
-        f"the connection to the scheduler at {address} was lost{why}: start it again, and repeat the call with a new client; "
-        "with checkpoint= a fit continues"
-    )
-
-
-@contextmanager
-def usable(client: Client) -> Iterator[None]:
-    """Within the context, report that the client or its cluster was closed, instead of the errors that follow from it.
-
-    Raises
-    ------
-    ClientLost
-    """
-    address = address_of(client)
-    lost = lost_client(client, address)
-    if lost is not None and client.status != "connecting":  # it may be connected again in time
-        raise lost
-    try:
-        yield
-    except (Exception, asyncio.CancelledError) as error:
-        # Other errors of dboost name a cause of their own, in the data or the parameters.
-        lost = lost_client(client, address) if type(error) is DBoostError or not isinstance(error, DBoostError) else None
-        if lost is None:
-            raise
-        raise lost from error
-
-
-class SchedulerWatch:
-    """Warns of a scheduler that does not answer, although the connection is open: it is stopped, or the network is cut.
-
-    A call waits until it answers: nothing else can end the call without losing the fit. A slow call is not silence, because
-    the scheduler answers pings meanwhile.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    address : str
-        Of the scheduler.
-
-    Attributes
-    ----------
-    is_silent : bool
-        Whether the last ping had no answer.
-    is_ending : bool
-        Whether calls fail instead of waiting.
-    """
-
-    def __init__(self, client: Client, address: str) -> None:
-        self._client, self._address = client, address
-        self.is_silent = self.is_ending = False
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile."""
-        loop: Any = self._client.loop
-        result = run_on(loop.asyncio_loop, work, self.note_wait)
-        self.is_silent = False
-        return result
-
-    async def ping(self) -> None:
-        scheduler: Any = self._client.scheduler
-        await scheduler.echo(data="")
-
-    def note_wait(self) -> None:
-        """Ping the scheduler after `dboost.patience` without a reply to a call, and warn if it does not answer.
-
-        Raises
-        ------
-        ClientLost
-            If the client is closed; without an answer, if the fit is ending.
-        """
-
-        if self._client.status in ("closing", "closed"):
-            raise lost_client(self._client, self._address) or unreachable(self._address, None)
-
-        async def ping() -> None:
-            await asyncio.wait_for(self.ping(), liveness_timeout())
-
-        loop: Any = self._client.loop
-        try:
-            run_on(loop.asyncio_loop, ping())
-            self.is_silent = False
-        except TimeoutError as error:
-            if self.is_ending:
-                raise unreachable(self._address, error) from error
-            if not self.is_silent:
-                self.is_silent = True
-                warn(
-                    f"the scheduler at {self._address} has not answered for {2 * liveness_timeout():.0f} s: dboost waits until "
-                    "it does; interrupt the call, close the client, or end the scheduler's process to stop waiting"
-                )
-        except OSError:
-            pass  # the call itself fails
-
-
-def submit(client: Client, graph: dict[Any, Any], keys: list[Any], **options: Any) -> list[Future]:
-    """Submit tasks, and return the futures of these keys. options : of `Client.get`.
-
-    Rows in the client's memory are part of their tasks, so that Dask can send them again when a worker is lost; scattered ones
-    would be lost with it. So Dask's warning of large graphs is not shown here: users cannot follow its advice.
-    """
-    with without_graph_warning():
-        return list(client.get(graph, keys, sync=False, **options))
-
-
-_numbers = count()
-_log = logging.getLogger("dboost")
 
 
 class Connection:
@@ -434,7 +144,7 @@ class Connection:
         self._line: Line | None = None
         self._n_calls = 0
         self._released = ExitStack()
-        with usable(client):
+        with reporting_loss(client):
             self._open()
 
     def _open(self) -> None:
@@ -517,7 +227,7 @@ class Connection:
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a coroutine on the client's event loop; ClientLost when the client is closed meanwhile."""
-        with usable(self.client):
+        with reporting_loss(self.client):
             return self._watch.run(work())
 
     @property
@@ -586,7 +296,7 @@ class Connection:
             if usable:
                 return usable
             if time.monotonic() >= deadline:
-                reasons = "; ".join(sorted(filter(None, unusable.values()))[:_N_REPORTED_LOSSES])
+                reasons = "; ".join(sorted(filter(None, unusable.values()))[:N_REPORTED_LOSSES])
                 among = f" of workers={self._choice}" if self._choice else ""
                 raise DBoostError(
                     f"no worker{among} that can read the data has come for {worker_timeout():.0f} s"
@@ -713,7 +423,7 @@ class Connection:
             self._line.close()
 
     def __enter__(self) -> Connection:
-        self._released.enter_context(usable(self.client))
+        self._released.enter_context(reporting_loss(self.client))
         self._released.enter_context(seceded())  # also if the caller gave a client
         return self
 
@@ -787,42 +497,3 @@ class Connection:
             raise DBoostError("the fit was cancelled")
         assert reply["status"] == OK
         return reply
-
-
-#: Number of losses that an error message lists.
-_N_REPORTED_LOSSES = 3
-
-
-class Attempts:
-    """Counts losses of workers since the last progress of the fit."""
-
-    def __init__(self) -> None:
-        self._losses: list[tuple[str, str]] = []
-        self._milestone = "it began"
-
-    def reset(self, milestone: str) -> None:
-        """Reset the count after progress. milestone : for messages, e.g. "iteration 17"."""
-        self._losses = []
-        self._milestone = milestone
-
-    def note(self, call: str, lost: LostWorkers) -> None:
-        """Count a call that lost workers.
-
-        Raises
-        ------
-        DBoostError
-            At the `Tuning.losses_without_progress`-th loss, naming calls and workers.
-        """
-        self._losses.append((call, str(lost)))
-        if len(self._losses) >= tuning().losses_without_progress:
-            raise DBoostError(
-                f"workers were lost {len(self._losses)} times since {self._milestone}{self.summary()}; giving up, "
-                "see the workers' logs (too little memory, or a crash in a loss or in code that reads data?)"
-            ) from lost
-
-    def summary(self) -> str:
-        """Return the latest losses in parentheses, to be appended to a message; empty without losses."""
-        if not self._losses:
-            return ""
-        listed = "; ".join(f"{workers} in {call!r}" for call, workers in self._losses[-_N_REPORTED_LOSSES:])
-        return f" (lost last: {listed})"

@@ -3,7 +3,7 @@
 A `WorkerPartitions` record describes the partitions that a worker has read in one batch. All of them go through the same
 stages: read, statistics collected, features set (final category codes), target encoded, built (into shards or evaluation sets).
 When workers are lost, other workers read their partitions again and run the stages that the rest has completed. So callers of
-`ask` need not handle losses; the number of losses without progress is limited (`cluster.client.connection.Attempts`).
+`ask` need not handle losses; the number of losses without progress is limited (`cluster.client.attempts.Attempts`).
 
 Changes of the rows that return nothing are not calls of their own: they are sent with the next call of the sessions.
 

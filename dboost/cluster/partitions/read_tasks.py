@@ -21,13 +21,14 @@ from itertools import count, pairwise
 from typing import Any, Self
 
 import numpy as np
-from distributed import Future, get_worker
+from distributed import Client, Future, get_worker
 
 from dboost._lazy_import import is_a, pa
-from dboost.cluster.client.connection import Connection, lost_client, submit
+from dboost.cluster.client.client_loss import lost_client
+from dboost.cluster.client.connection import Connection
 from dboost.cluster.transport.messages import READING, pack
 from dboost.cluster.worker.worker_plugin import here
-from dboost.config import liveness_timeout, worker_timeout
+from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
 from dboost.data.columns.chunk import is_masked
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.sparse import is_sparse_matrix
@@ -429,6 +430,16 @@ class _ReadEvents:
         if now - self._last_event >= tuning().event_seconds or self._n_read == self._table["partitions"]:
             self._last_event = now
             self._connection.record_event("reading", read=self._n_read, **self._table)
+
+
+def submit(client: Client, graph: dict[Any, Any], keys: list[Any], **options: Any) -> list[Future]:
+    """Submit tasks, and return the futures of these keys. options : of `Client.get`.
+
+    Rows in the client's memory are part of their tasks, so that Dask can send them again when a worker is lost; scattered ones
+    would be lost with it. So Dask's warning of large graphs is not shown here: users cannot follow its advice.
+    """
+    with without_graph_warning():
+        return list(client.get(graph, keys, sync=False, **options))
 
 
 def finished(

@@ -10,7 +10,7 @@ if it does not answer within the same time, the reducer removes it from the clus
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
 **Latency.** A fit has thousands of rounds. Each fit has a thread, which answers the client on a line, calls the sessions on
-lines (`cluster.transport.rpc`), merges their histograms and picks the splits (`reducer_rounds`), so the scheduler's event loop
+lines (`fit_calls`), merges their histograms and picks the splits (`reducer_rounds`), so the scheduler's event loop
 serves all clients.
 """
 
@@ -35,9 +35,12 @@ from distributed.scheduler import TaskState
 
 from dboost.cluster.monitoring.dashboard import registry_of
 from dboost.cluster.monitoring.prometheus_metrics import publish
+from dboost.cluster.scheduler.fit_calls import FitCalls, FitGuard
 from dboost.cluster.scheduler.reducer_rounds import ReducerRounds
+from dboost.cluster.transport.event_loop import run_on
 from dboost.cluster.transport.feature_exchange import choose_exchange
 from dboost.cluster.transport.line import Line, accept_line
+from dboost.cluster.transport.line_calls import open_lines
 from dboost.cluster.transport.messages import (
     CANCELLED,
     FAILED,
@@ -55,17 +58,7 @@ from dboost.cluster.transport.messages import (
     pack,
     pack_error,
 )
-from dboost.cluster.transport.rpc import (
-    Branch,
-    FitCalls,
-    FitGuard,
-    answers_of,
-    for_all,
-    for_each,
-    open_worker_line,
-    run_on,
-    tree_of,
-)
+from dboost.cluster.transport.session_tree import Branch, answers_of, for_all, for_each, tree_of
 from dboost.cluster.worker.plugin_factory import WorkerPluginFactory
 from dboost.config import fan_in, liveness_timeout, worker_timeout
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
@@ -549,12 +542,9 @@ class Reducer(SchedulerPlugin):
         branches = tree_of(tuple(refs), fan_in())
         missing = fit.calls.missing(branch.ref for branch in branches)
         if missing:
-            fit.calls.add(run_on(self._loop, self._open_lines(name, missing)))
+            opening = open_lines("the scheduler", name, missing, self._scheduler.connection_args)
+            fit.calls.add(run_on(self._loop, opening))
         return fit, branches
-
-    async def _open_lines(self, name: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
-        opening = (open_worker_line("the scheduler", name, ref, self._scheduler.connection_args) for ref in refs)
-        return dict(zip(refs, await asyncio.gather(*opening, return_exceptions=True), strict=True))
 
     def _fit(self, name: str) -> Fit:
         fit = self._fits.get(name)

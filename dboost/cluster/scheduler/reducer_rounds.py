@@ -18,9 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.transport.feature_exchange import SliceExchange, SliceRound, unpack_splits
+from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, Decode
 from dboost.cluster.transport.messages import LostWorkers, Timing
-from dboost.cluster.transport.rpc import EXCHANGE_ROUND, Branch, Decode, FitCalls, RoundSums, for_all
+from dboost.cluster.transport.round_sums import RoundSums
+from dboost.cluster.transport.session_tree import Branch, for_all
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.fit_trees import GrownTree
@@ -53,7 +56,7 @@ class ReducerRounds:
     ) -> tuple[list[GrownTree], Timing]:
         """Grow the trees of an order, see `TreeRounds.grow_trees`.
 
-        branches : of the tree of all sessions (see `cluster.transport.rpc`).
+        branches : of the tree of all sessions (see `cluster.transport.session_tree`).
         rows_of : number of rows of each session, by the client's records.
         exchange : how sessions add up slices of histograms and search them; None if the histograms are gathered here.
 

@@ -26,9 +26,11 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client, Future
 
-from dboost.cluster.client.connection import Connection, address_of, current_client, seceded, submit, usable
+from dboost.cluster.client.client_loss import address_of, reporting_loss
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.client.dask_clients import current_client, seceded
 from dboost.cluster.client.worker_choice import WorkerChoice
-from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone
+from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone, submit
 from dboost.cluster.training.cluster_backend import ClusterBackend
 from dboost.cluster.training.cluster_fit import n_partitions_of, train_on
 from dboost.cluster.transport.messages import pack
@@ -178,7 +180,7 @@ class ClusterRows(BinnedRows):
         """
         fields = ("data", "settings", "futures", "lengths", "filled", "workers")
         try:
-            with usable(self.client):
+            with reporting_loss(self.client):
                 self.client.publish_dataset({field: getattr(self, field) for field in fields}, name=_PREFIX + name)
         except KeyError:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
@@ -211,7 +213,7 @@ class ClusterRows(BinnedRows):
     def unpublish(self) -> None:
         """Remove the name; the partitions stay as long as a client holds them."""
         if self.name is not None:
-            with usable(self.client):
+            with reporting_loss(self.client):
                 self.client.unpublish_dataset(_PREFIX + self.name)
             self.name = None
 

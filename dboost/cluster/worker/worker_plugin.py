@@ -34,8 +34,10 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.cluster.monitoring.prometheus_metrics import WorkMeter, publish
+from dboost.cluster.transport.event_loop import run_on
 from dboost.cluster.transport.feature_exchange import FeatureOwner
 from dboost.cluster.transport.line import Line, Message, Pieces, accept_line, packed
+from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, METHODS, STATUSES, TAKE_PARTITIONS, open_lines
 from dboost.cluster.transport.messages import (
     FAILED,
     LOST,
@@ -51,15 +53,7 @@ from dboost.cluster.transport.messages import (
     pack_error,
 )
 from dboost.cluster.transport.peer_messages import SLICE, Execute, Inbox, Peers
-from dboost.cluster.transport.rpc import (
-    EXCHANGE_ROUND,
-    METHODS,
-    STATUSES,
-    TAKE_PARTITIONS,
-    Relay,
-    open_worker_line,
-    run_on,
-)
+from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.split_proposals import answer_proposal
 from dboost.cluster.worker.host_trainers import answer_hand_over
 from dboost.config import liveness_timeout
@@ -382,13 +376,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
     def _open_lines(self, fit: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
         """Open lines to sessions of other workers; called by threads of lines."""
-
-        async def opened() -> list[Line | BaseException]:
-            arguments = self._worker.connection_args
-            opening = (open_worker_line(f"worker {self._worker.address}", fit, ref, arguments) for ref in refs)
-            return await asyncio.gather(*opening, return_exceptions=True)
-
-        return dict(zip(refs, run_on(self._loop, opened()), strict=True))
+        worker = self._worker
+        return run_on(self._loop, open_lines(f"worker {worker.address}", fit, refs, worker.connection_args))
 
     def _answer(
         self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay
