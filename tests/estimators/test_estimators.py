@@ -98,16 +98,6 @@ def test_stages_lead_to_the_prediction(Estimator: Any) -> None:
         np.testing.assert_array_equal(stages[-1], getattr(model, method)(frame))
 
 
-def test_two_classes() -> None:
-    frame, number, _ = shop()
-    model = DBoostClassifier(max_iter=5).fit(frame, number > 1)
-    assert model.classes_.dtype == bool
-    raw = model.decision_function(frame)
-    assert raw.shape == (400,)
-    np.testing.assert_array_equal(model.predict(frame), raw > 0)
-    np.testing.assert_allclose(model.predict_proba(frame)[:, 1], 1 / (1 + np.exp(-raw)))
-
-
 def test_attributes() -> None:
     frame, number, _ = shop()
     model = DBoostRegressor(max_iter=3).fit(frame, number)
@@ -275,11 +265,6 @@ def test_dask_arrays() -> None:
         model.predict(lazy[:, :3])
 
 
-def test_one_row_is_enough() -> None:
-    model = DBoostRegressor(max_iter=2).fit([[1.0, 2.0]], [3.0])
-    np.testing.assert_array_equal(model.predict([[5.0, np.nan]]), [3.0])
-
-
 def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     frame, number, _ = shop()
     DBoostRegressor(max_iter=2).fit(frame, number)
@@ -295,14 +280,6 @@ def test_callbacks_may_stop_the_fit() -> None:
     frame, number, _ = shop()
     model = DBoostRegressor(max_iter=9, callbacks=[lambda iteration: iteration.iteration == 4]).fit(frame, number)
     assert model.n_iter_ == 4
-
-
-@pytest.mark.parametrize("n_jobs", [None, 1, 2, -1, -100])
-def test_n_jobs_is_the_number_of_threads(n_jobs: int | None) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(300, 3))
-    model = DBoostRegressor(n_jobs=n_jobs, max_iter=3, random_state=0).fit(X, X[:, 0])
-    assert model.booster_.sha256 == DBoostRegressor(n_threads=2, max_iter=3, random_state=0).fit(X, X[:, 0]).booster_.sha256
 
 
 @pytest.mark.parametrize(("given", "message"), [({"n_jobs": 0}, "n_jobs=0"), ({"n_jobs": 2, "n_threads": 1}, "same parameter")])

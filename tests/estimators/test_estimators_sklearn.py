@@ -11,7 +11,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor, HistGradientBoostingClassifier, HistGradientBoostingRegressor, StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.inspection import partial_dependence, permutation_importance
@@ -69,8 +69,8 @@ OF_LEAVES = {
 }
 #: Estimators, and the checks that contradict what they are for.
 OF_LOSSES = [
-    *((DBoostRegressor(loss=loss, **FEW), {}) for loss in ("absolute_error", "normal")),
-    *((DBoostRegressor(loss=loss, **FEW), NEGATIVE) for loss in ("poisson", "tweedie")),
+    (DBoostRegressor(loss="normal", **FEW), {}),
+    (DBoostRegressor(loss="poisson", **FEW), NEGATIVE),
     (DBoostRegressor(loss="quantile", quantile=0.9, **FEW), {}),
     (DBoostRegressor(loss="quantile", quantile=[0.1, 0.5, 0.9], **FEW), TWO_DIMENSIONAL),
     (DBoostRegressor(loss="huber", multi_strategy="multi_output_tree", **FEW), {}),
@@ -128,17 +128,6 @@ def cities(n: int = 600) -> tuple[pd.DataFrame, np.ndarray]:
     frame = pd.DataFrame({"x": rng.normal(size=n), "y": rng.normal(size=n), "kind": rng.choice(["sea", "hill", "lake"], n)})
     frame.loc[rng.random(n) < 0.1, "x"] = np.nan
     return frame, (frame["x"].fillna(1) + frame["kind"].eq("sea") + 0.3 * rng.normal(size=n) > 0.5).to_numpy()
-
-
-@BOTH
-def test_pipelines_and_searches(Estimator: Any) -> None:
-    frame, y = cities()
-    columns = make_column_transformer((StandardScaler(), ["x", "y"]), remainder="passthrough").set_output(transform="pandas")
-    pipeline = make_pipeline(columns, Estimator(max_iter=10, random_state=0))
-    search = GridSearchCV(pipeline, {f"{Estimator.__name__.lower()}__max_leaf_nodes": [2, 8]}, cv=3).fit(frame, y)
-    assert search.best_score_ > (0.5 if Estimator is DBoostRegressor else 0.85)
-    assert search.best_estimator_[-1].feature_names_in_[-1] == "remainder__kind"
-    assert search.best_estimator_[-1].is_categorical_.tolist() == [False, False, True]
 
 
 @BOTH

@@ -23,6 +23,8 @@ X = pd.DataFrame(RNG.normal(size=(200, 2)), columns=["a", "b"])
     [
         (RNG.normal(size=200), "loss='auto' is 'squared_error': the target holds numbers"),
         (RNG.integers(0, 2, 200), "loss='auto' is 'log_loss': the target holds 2 classes"),
+        (RNG.integers(0, 2, 200) * 1.0, "loss='auto' is 'log_loss': the target holds 2 classes"),
+        (RNG.integers(0, 2, 200) > 0, "loss='auto' is 'log_loss': the target holds 2 classes"),
         (RNG.choice(list("abc"), 200), "loss='auto' is 'log_loss': the target holds 3 classes"),
     ],
 )
@@ -30,7 +32,7 @@ def test_the_choice_is_logged(y: np.ndarray, told: str, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, logger="dboost"):
         booster = dboost.fit(X, y, max_iter=2, progress=False)
     assert told in caplog.text
-    assert booster.loss.name in told
+    assert booster.loss.name in told and (booster.classes_ is None) == (y.dtype == np.float64 and len(set(y)) > 2)
 
 
 @pytest.mark.parametrize("n", [2, 3, 50, 51])

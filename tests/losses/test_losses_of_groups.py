@@ -29,7 +29,7 @@ FRAME = pd.DataFrame(RNG.normal(size=(N, 3)), columns=list("abc")).assign(
 )
 FRAME["y"] = np.clip(np.round(FRAME["a"] + FRAME["b"] + RNG.normal(size=N)), 0, 4)
 #: Numbers of whole groups after which the table is divided.
-DIVISIONS = [[45], [1], [90], [30, 60], [10, 20, 30, 40], [5, 5, 70], [*range(1, 91, 6)]]
+DIVISIONS = [[1], [90], [5, 5, 70], [*range(1, 91, 6)]]
 OPTIONS: dict[str, dict[str, Any]] = {"all rows": {}, "whole groups drawn, weights": {"subsample": 0.5, "sample_weight": "w"}}
 
 
@@ -61,7 +61,7 @@ def test_the_training_loss_is_that_of_pairs() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("n_threads", [1, 2, 3])
+@pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_threads_and_files_do_not_cut_groups(expected: dict[str, str], name: str, n_threads: int, is_streamed: bool) -> None:
     limit = {"resident_rows": 0, "block_rows": 64, "chunk_bytes": 3000} if is_streamed else {"small_cells": 1}

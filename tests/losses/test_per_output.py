@@ -227,15 +227,6 @@ def test_the_loss_is_the_mean_of_its_outputs() -> None:
     assert not again.is_stored_as({"name": "squared_error"})
 
 
-def test_two_levels_of_one_target() -> None:
-    loss = PerOutput([by_name("quantile", quantile=q) for q in (0.2, 0.8)], ["low", "high"], ["y"], [0, 0])
-    y, raw = RNG.normal(size=30), RNG.normal(size=(2, 30))
-    np.testing.assert_array_equal(
-        loss.gradient(y, raw), [part.gradient(y, raw[k : k + 1])[0] for k, part in enumerate(loss.parts)]
-    )
-    assert from_dict(loss.to_dict()).to_dict() == loss.to_dict() | {"targets": ["y"], "columns": [0, 0]}
-
-
 def test_the_command_line_takes_several_targets(tmp_path: Any) -> None:
     data, model, found = (str(tmp_path / name) for name in ("rows.parquet", "model.json", "found.csv"))
     frame = X.drop(columns="town").assign(**TARGETS)

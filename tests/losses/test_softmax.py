@@ -9,8 +9,6 @@ import dboost
 from dboost.exact import FINE
 from dboost.losses import SoftmaxLogLoss
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.metrics.metric import LossMagnitude, ScoredRows
-from dboost.metrics.named import find_metrics
 from dboost.rows.shard import Shard
 from tests.helpers.tables import make_table, shard_of, spec_of
 
@@ -109,14 +107,3 @@ def test_a_class_of_weight_zero_is_none() -> None:
         dboost.fit(X, y, loss="log_loss", sample_weight=weight, max_iter=5).sha256
         == dboost.fit(X[without], y[without], loss="log_loss", max_iter=5).sha256
     )
-
-
-def test_accuracy_counts_the_largest_score() -> None:
-    raw = np.array([[1.0, 2.0, 0.0], [5.0, 2.0, 9.0], [0.0, 0.0, 1.0]])
-    rows = ScoredRows(
-        np.array([1.0, 0.0, 2.0]), raw.T, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), LossMagnitude(8.0, 1.0, 3.0, 6)
-    )
-    (metric,) = find_metrics("accuracy", SoftmaxLogLoss(3))
-    assert metric.finish(metric.merge(metric.chunk(rows), metric.chunk(rows))) == pytest.approx(4 / 6)
-    with pytest.raises(dboost.ParameterError, match="brier_score"):
-        find_metrics("brier_score", SoftmaxLogLoss(3))

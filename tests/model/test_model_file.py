@@ -306,21 +306,6 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["model.json"]
 
 
-def test_the_file_can_be_read_by_those_who_may(tmp_path: Path) -> None:
-    plain, saved = tmp_path / "plain", tmp_path / "model.json"
-    plain.write_bytes(b"")
-    model_file.save(SMALL, saved)
-    assert saved.stat().st_mode == plain.stat().st_mode
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    link = tmp_path / "latest.json"
-    link.symlink_to(tmp_path / "real" / "model.json")
-    model_file.save(SMALL, link)
-    assert link.is_symlink() and same(model_file.load(tmp_path / "real" / "model.json"), SMALL)
-
-
 def test_urls() -> None:
     url = "memory://models/a/model.json"
     model_file.save(SMALL, url)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.rows.row_sample import Sample
 from tests.helpers.examples import examples
@@ -81,12 +80,6 @@ def test_rows_of_weight_zero_are_not_counted(target: str) -> None:
     both = pd.concat([strange[:40], counted, strange[40:]], ignore_index=True)
     options = SETTINGS | {"subsample": 0.5, "sample_weight": "w"}
     assert saved(dboost.fit(both, target, **options)) == saved(dboost.fit(counted, target, **options))
-
-
-@pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5, "half", True])
-def test_what_is_no_share(wrong: Any) -> None:
-    with pytest.raises(ParameterError, match=r"subsample=.* must be a number greater than 0 and at most 1"):
-        dboost.fit(FRAME, "y", subsample=wrong)
 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute_error", "poisson", "poisson by gradients", "line search"])

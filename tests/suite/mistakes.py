@@ -124,6 +124,12 @@ MISTAKES: dict[str, Mistake] = {
     "weight, infinity": _values("w", np.inf, "{w} contains infinity in 1 row, first in {row}"),
     "weight, negative": _values("w", -1.0, "{w} is negative in 1 row, first in {row}"),
     "weight, zero": _values("w", 0.0, "{w} is zero in every row: nothing is left to learn from", rows=slice(None)),
+    "weight, next to nothing": _values(
+        "w",
+        1e-300,
+        "{w} is 1e-300 at most in all rows, but at least one weight of 1e-25 or more is needed: .*",
+        rows=slice(None),
+    ),
     "weight, text": _column(
         "weight", "{w} holds text or categories, numbers are needed", options={"sample_weight": "w"}, w="much"
     ),
@@ -176,6 +182,14 @@ MISTAKES: dict[str, Mistake] = {
 #: Values that parameters cannot have, and what they must be.
 _VALUES: list[tuple[str, list[Any], str]] = [
     ("growth", ["wide"], "one of 'best_first', 'depth_wise'"),
+    ("criterion", ["friedman"], "one of 'newton', 'gradient'"),
+    ("step", ["half"], "one of 'leaf', 'line_search', 'constant'"),
+    ("split_proposal", ["often"], "one of 'global', 'tree', 'node', 'exact'"),
+    ("multi_strategy", ["one"], "one of 'one_output_per_tree', 'multi_output_tree'"),
+    ("boosting", ["rf"], "one of 'gbdt', 'forest'; a random forest is 'forest'"),
+    ("subsample", [0.0, 1.5, "half", True], "a number greater than 0 and at most 1"),
+    ("max_features", [0.0, 2], "a number greater than 0 and at most 1"),
+    ("influence_trimming", [1.0], "a number greater than 0 and less than 1 or None"),
     ("max_bins", [1, 256], "an integer between 2 and 255"),
     ("max_iter", [0, 2.5, True], "an integer of at least 1"),
     ("max_leaf_nodes", [1], "an integer of at least 2 or None"),

@@ -215,7 +215,6 @@ def test_signs_of_decision_functions_are_the_classes() -> None:
         ({"criterion": "gradient"}, "criterion='gradient' is for boosting"),
         ({"influence_trimming": 0.1}, "influence_trimming=0.1 is for boosting"),
         ({"max_features": "log2"}, "max_features='log2' must be a share of the features"),
-        ({"boosting": "rf"}, "boosting='rf' must be one of 'gbdt', 'forest'; a random forest is 'forest'"),
         ({"boosting": "gbdt", "loss": "half_brier_score"}, "loss='half_brier_score' is for boosting='forest'"),
         ({"eval_set": {"oob": (X, Y)}, "eval_metric": "r2", "subsample": 0.9}, None),
     ],

@@ -22,7 +22,7 @@ from dboost import DataError, InputTypeError, ParameterError
 from dboost.cli import main
 from dboost.cluster.partitions.joined_workers import JoinedWorkers
 from tests.helpers.clusters import held_rows, threads_cluster
-from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(600), mixed_frame(500, seed=1)
 
@@ -30,28 +30,6 @@ OLD, NEW = mixed_frame(600), mixed_frame(500, seed=1)
 def first(target: str, **options: Any) -> dboost.Booster:
     frame = OLD.assign(y=OLD["y"].abs()) if options.get("loss") == "poisson" else OLD
     return dboost.fit(frame, target, features=FEATURES, **{"max_iter": 8} | options)
-
-
-@pytest.mark.fast_cells(4)
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [
-        *((target, {}) for target in TARGETS),
-        ("y", {"loss": "absolute_error"}),
-        ("y", {"loss": "huber"}),
-        ("y", {"loss": "quantile", "quantile": 0.8}),
-        ("y", {"loss": "poisson"}),
-        ("late", {"criterion": "gradient", "l2_regularization": 0.0}),
-        ("y", {"sample_weight": "w"}),
-    ],
-)
-def test_the_own_data_give_the_own_values(target: str, options: dict[str, Any]) -> None:
-    old = first(target, **options)
-    frame = OLD.assign(y=OLD["y"].abs()) if options.get("loss") == "poisson" else OLD
-    again = old.refit_leaves(frame, target, sample_weight=options.get("sample_weight"))
-    for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
-        leaf = before.feature < 0
-        np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
 
 
 RATES = [0.5, 0.25, 0.1, 0.3, 0.05, 0.4]
@@ -96,7 +74,12 @@ OF_TREES: dict[str, Callable[[Path], dboost.Booster]] = {
     "list": lambda path: first("y", learning_rate=RATES, max_iter=6),
     "function": lambda path: first("y", learning_rate=lambda k: 0.5 / (1 + k)),
     "callback": lambda path: first("y", learning_rate=0.5, callbacks=[halve]),
+    "two classes": lambda path: first("late", criterion="gradient", l2_regularization=0.0),
     "three classes": lambda path: first("grade", learning_rate=RATES, max_iter=6),
+    "weights": lambda path: first("y", sample_weight="w"),
+    "poisson": lambda path: first("y", loss="poisson"),
+    "huber": lambda path: first("y", loss="huber"),
+    "quantile": lambda path: first("y", loss="quantile", quantile=0.8),
     "median": lambda path: first("y", learning_rate=RATES, max_iter=6, loss="absolute_error"),
     "one tree for all outputs": lambda path: first(
         "grade", learning_rate=RATES, max_iter=6, multi_strategy="multi_output_tree"
@@ -112,15 +95,18 @@ OF_TREES: dict[str, Callable[[Path], dboost.Booster]] = {
 
 
 @pytest.mark.parametrize(
-    ("case", "form"), zip(OF_TREES, itertools.cycle(["model", "model.json", "model.dboost", "pickle"]), strict=False)
+    ("case", "form"), [*zip(OF_TREES, itertools.cycle(["model", "model.json", "model.dboost", "pickle"]), strict=False)]
 )
-def test_each_tree_keeps_its_learning_rate(tmp_path: Path, case: str, form: str) -> None:
+def test_the_own_data_give_the_own_values(tmp_path: Path, case: str, form: str) -> None:
+    """Each tree keeps its learning rate."""
     old = OF_TREES[case](tmp_path)
     if form.startswith("model."):
         old.save(tmp_path / form)
         old = dboost.load(tmp_path / form)
     old = pickle.loads(pickle.dumps(old)) if form == "pickle" else old
-    again = old.refit_leaves(OLD, "y" if old.classes_ is None else "grade")
+    target = "y" if old.classes_ is None else "grade" if len(old.classes_) == 3 else "late"
+    rows = OLD.assign(y=OLD["y"].abs()) if case == "poisson" else OLD
+    again = old.refit_leaves(rows, target, sample_weight="w" if case == "weights" else None)
     for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
         leaf = before.feature < 0
         np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)

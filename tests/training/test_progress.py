@@ -110,13 +110,14 @@ def test_files_are_counted_in_bytes(ending: str, place: str, tmp_path: Path, mon
     assert of_files[-1][0] == of_files[-1][1] and abs(of_files[-1][1] - mib) <= 1
 
 
-def test_bytes_are_shown_with_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("unit", "shown"), [("MiB", "1200/1800 MiB"), ("partition", "1200/1800")])
+def test_counts_are_shown_with_their_unit(unit: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = a_terminal(monkeypatch)
     progress = Progress(None)
     progress.phase("reading the data")
-    progress.count(1200, 1800, "MiB")
+    progress.count(1200, 1800, unit)
     progress.close()
-    assert "1200/1800 MiB" in terminal.screens[-1]
+    assert shown in terminal.screens[-1]
     assert (counted(1800, "MiB"), counted(2, "partition")) == ("1,800 MiB", "2 partitions")
 
 
@@ -216,12 +217,3 @@ def test_one_worker_is_singular_and_explained(capsys: pytest.CaptureFixture[str]
     assert lines[-1].endswith(", 1 worker")
     why = "the training data: a small table, so one of 3 workers gets all rows (dboost.single-worker-values)"
     assert why in lines
-
-
-def test_partitions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
-    progress = Progress(None)
-    progress.phase("reading the data")
-    progress.count(3, 12, "partition")
-    progress.close()
-    assert "3/12" in terminal.screens[-1]

@@ -204,8 +204,6 @@ def test_several_classes_have_no_directions() -> None:
         ({"interaction_cst": [[0, 7]]}, r"\[0, n_features - 1\] = \[0, 6\], .* contains 7"),
         ({"interaction_cst": "some"}, "must be a sequence of tuples or lists .* not interaction_cst='some'"),
         ({"interaction_cst": [1, 2]}, r"must be a sequence of tuples or lists .* not interaction_cst=\[1, 2\]"),
-        ({"max_features": 0.0}, "max_features=0.0 must be a number greater than 0 and at most 1"),
-        ({"max_features": 2}, "max_features=2 must be a number greater than 0 and at most 1"),
     ],
 )
 def test_what_cannot_be_obeyed(options: dict[str, Any], message: str) -> None:

@@ -125,10 +125,3 @@ def test_a_tree_that_separates_all_rows_is_not_multiplied_without_end() -> None:
         )  # fmt: skip
         assert np.isfinite(booster.history["train_loss"]).all()
         assert booster.ensemble.trees[0].value[1:].tolist() == [-4.0, 4.0]
-
-
-def test_unknown_ones_are_refused() -> None:
-    with pytest.raises(dboost.ParameterError, match="criterion='friedman' must be one of 'newton', 'gradient'"):
-        fit("log_loss", criterion="friedman")
-    with pytest.raises(dboost.ParameterError, match="step='half' must be one of 'leaf', 'line_search', 'constant'"):
-        fit("log_loss", step="half")
