@@ -16,6 +16,7 @@ A file with a right digest can still hold anything, if another program wrote it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, NamedTuple
@@ -49,6 +50,15 @@ Shape = Any
 _NAMES: dict[Any, str] = {
     str: "text", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping", list: "a list", None: "null",
 }  # fmt: skip
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Return the content of a text in JSON; ValueError for any other text, also one with NaN or infinity."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 class ShapeError(ValueError):

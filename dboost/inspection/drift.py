@@ -15,7 +15,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
-from dboost.data.columns.chunk import values_of
+from dboost.data.columns.chunk import matrix_of
 from dboost.data.columns.roles import n_columns_of
 from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.table_kinds import in_parts
@@ -92,7 +92,7 @@ def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: 
     together = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (8 * len(ensemble.features))))
     for first in range(0, table.n_rows, together):
         rows = np.arange(first, min(first + together, table.n_rows))
-        values = values_of(chunk, rows)
+        values = matrix_of(chunk, rows, np.float64)
         scores = None
         if summary.scores:  # the trees treat an unknown level as missing
             scores = flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -409,8 +408,4 @@ def both_classes(probability: np.ndarray) -> np.ndarray:
 
 def of_mean(constant: Callable[[float], float]) -> ArrayFunction:
     """Return `Start.constants` of one output from a function of the mean target."""
-    return partial(_of_mean, constant)
-
-
-def _of_mean(constant: Callable[[float], float], means: np.ndarray) -> np.ndarray:
-    return np.array([constant(float(means[0]))], np.float64)
+    return lambda means: np.array([constant(float(means[0]))], np.float64)

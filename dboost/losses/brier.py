@@ -32,24 +32,19 @@ class BrierTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(output_terms)
+@overloads(output_terms, BrierTerms)
 def _brier_terms(loss, y, raw, gradient, hessian, first, value, scratch):
-    if getattr(loss, "instance_class", None) is BrierTerms:
-
-        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
-            n, last = y.size, first + y.size
-            for i in range(n):
-                value[i] = 0.0
-            for k in range(len(raw)):
-                score, g, h = raw[k, first:last], gradient[k, first:last], hessian[k, first:last]
-                for i in range(n):
-                    difference = score[i] - (1.0 if y[i] == k else 0.0)
-                    g[i] = np.float32(difference)
-                    value[i] += 0.5 * difference * difference
-                for i in range(h.size):
-                    h[i] = np.float32(1)
-
-        return terms
+    n, last = y.size, first + y.size
+    for i in range(n):
+        value[i] = 0.0
+    for k in range(len(raw)):
+        score, g, h = raw[k, first:last], gradient[k, first:last], hessian[k, first:last]
+        for i in range(n):
+            difference = score[i] - (1.0 if y[i] == k else 0.0)
+            g[i] = np.float32(difference)
+            value[i] += 0.5 * difference * difference
+        for i in range(h.size):
+            h[i] = np.float32(1)
 
 
 def _rounded(mean: np.ndarray) -> np.ndarray:

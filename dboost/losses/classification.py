@@ -47,30 +47,25 @@ class LogLossTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(block_terms)
+@overloads(block_terms, LogLossTerms)
 def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is LogLossTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            one, zero, two = np.float32(1), np.float32(0), np.float32(2)
-            # The outputs serve as float32 copies of the inputs, so that the long loop has one width of number.
-            for i in range(raw.size):
-                gradient[i] = np.float32(raw[i])
-            for i in range(raw.size):
-                hessian[i] = np.float32(y[i])
-            for i in range(raw.size):
-                score, label = gradient[i], hessian[i]
-                e = exp32(-abs(score))
-                inverse = one / (one + e)
-                scratch[i] = (score if score > zero else zero) - label * score + log1p32(e)
-                # p for the first class, -(1 - p) for the second: not computed as a difference, which rounds to 0 too early.
-                side = one - two * label
-                gradient[i] = side * (inverse if side * score >= zero else e * inverse)
-                hessian[i] = e * inverse * inverse
-            for i in range(raw.size):
-                value[i] = scratch[i]
-
-        return terms
+    one, zero, two = np.float32(1), np.float32(0), np.float32(2)
+    # The outputs serve as float32 copies of the inputs, so that the long loop has one width of number.
+    for i in range(raw.size):
+        gradient[i] = np.float32(raw[i])
+    for i in range(raw.size):
+        hessian[i] = np.float32(y[i])
+    for i in range(raw.size):
+        score, label = gradient[i], hessian[i]
+        e = exp32(-abs(score))
+        inverse = one / (one + e)
+        scratch[i] = (score if score > zero else zero) - label * score + log1p32(e)
+        # p for the first class, -(1 - p) for the second: not computed as a difference, which rounds to 0 too early.
+        side = one - two * label
+        gradient[i] = side * (inverse if side * score >= zero else e * inverse)
+        hessian[i] = e * inverse * inverse
+    for i in range(raw.size):
+        value[i] = scratch[i]
 
 
 @kernel
@@ -152,57 +147,52 @@ class SoftmaxTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(output_terms)
+@overloads(output_terms, SoftmaxTerms)
 def _softmax_terms(loss, y, raw, gradient, hessian, first, value, scratch):
-    if getattr(loss, "instance_class", None) is SoftmaxTerms:
-
-        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
-            one, zero = np.float32(1), np.float32(0)
-            n_classes, n, last = len(raw), y.size, first + y.size
-            top, rest, ties = value, scratch, hessian[0, first:last]
-            score = raw[0, first:last]
-            for i in range(n):
-                top[i] = score[i]
-            for k in range(1, n_classes):
-                score = raw[k, first:last]
-                for i in range(n):
-                    top[i] = score[i] if score[i] > top[i] else top[i]
-            for i in range(n):
-                rest[i] = zero
-                ties[i] = -one
-            for k in range(n_classes):
-                score, e = raw[k, first:last], gradient[k, first:last]
-                for i in range(n):
-                    e[i] = np.float32(score[i] - top[i])
-                for i in range(n):
-                    # A score that rounds to the largest one counts as a tie, since its e is 1.
-                    is_top = e[i] == zero
-                    e[i] = exp32(e[i])
-                    rest[i] += zero if is_top else e[i]
-                    ties[i] += one if is_top else zero
-            for i in range(n):
-                rest[i] += ties[i]
-            # The loss; gradients still hold e_k. log(1 + rest) is the logarithm of a number below 2 plus that of a power of 2.
-            log_sum = ties  # the memory is free again
-            for i in range(n):
-                z = rest[i]
-                log_sum[i] = zero
-                for power, large in ((8, 256.0), (4, 16.0), (2, 4.0), (1, 2.0)):
-                    is_large = z + one >= np.float32(large)
-                    z = (z + one) * np.float32(1.0 / large) - one if is_large else z
-                    log_sum[i] += np.float32(power) * _LOG_2 if is_large else zero
-                log_sum[i] += log1p32(z)
-            for i in range(n):
-                value[i] = top[i] - raw[np.int64(y[i]), first + i] + np.float64(log_sum[i])
-            for k in range(n_classes):
-                g, h = gradient[k, first:last], hessian[k, first:last]
-                for i in range(n):
-                    inverse = one / (one + rest[i])
-                    p, q = g[i] * inverse, (rest[i] + (one - g[i])) * inverse
-                    g[i] = -q if y[i] == k else p
-                    h[i] = p * q
-
-        return terms
+    one, zero = np.float32(1), np.float32(0)
+    n_classes, n, last = len(raw), y.size, first + y.size
+    top, rest, ties = value, scratch, hessian[0, first:last]
+    score = raw[0, first:last]
+    for i in range(n):
+        top[i] = score[i]
+    for k in range(1, n_classes):
+        score = raw[k, first:last]
+        for i in range(n):
+            top[i] = score[i] if score[i] > top[i] else top[i]
+    for i in range(n):
+        rest[i] = zero
+        ties[i] = -one
+    for k in range(n_classes):
+        score, e = raw[k, first:last], gradient[k, first:last]
+        for i in range(n):
+            e[i] = np.float32(score[i] - top[i])
+        for i in range(n):
+            # A score that rounds to the largest one counts as a tie, since its e is 1.
+            is_top = e[i] == zero
+            e[i] = exp32(e[i])
+            rest[i] += zero if is_top else e[i]
+            ties[i] += one if is_top else zero
+    for i in range(n):
+        rest[i] += ties[i]
+    # The loss; gradients still hold e_k. log(1 + rest) is the logarithm of a number below 2 plus that of a power of 2.
+    log_sum = ties  # the memory is free again
+    for i in range(n):
+        z = rest[i]
+        log_sum[i] = zero
+        for power, large in ((8, 256.0), (4, 16.0), (2, 4.0), (1, 2.0)):
+            is_large = z + one >= np.float32(large)
+            z = (z + one) * np.float32(1.0 / large) - one if is_large else z
+            log_sum[i] += np.float32(power) * _LOG_2 if is_large else zero
+        log_sum[i] += log1p32(z)
+    for i in range(n):
+        value[i] = top[i] - raw[np.int64(y[i]), first + i] + np.float64(log_sum[i])
+    for k in range(n_classes):
+        g, h = gradient[k, first:last], hessian[k, first:last]
+        for i in range(n):
+            inverse = one / (one + rest[i])
+            p, q = g[i] * inverse, (rest[i] + (one - g[i])) * inverse
+            g[i] = -q if y[i] == k else p
+            h[i] = p * q
 
 
 def class_weights(y: np.ndarray, weight: np.ndarray | None, units: SumUnits, n_classes: int) -> list[ExactSum]:
@@ -264,7 +254,7 @@ class SoftmaxLogLoss(LossOfClasses):
         raw = raw.T
         top = raw.max(axis=1)
         with np.errstate(under="ignore"):
-            return top - _of_class(raw, y) + log(exp(raw - top[:, None]).sum(axis=1))
+            return top - raw[np.arange(len(raw)), y.astype(np.int64)] + log(exp(raw - top[:, None]).sum(axis=1))
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return (_softmax(raw.T) - (y[:, None] == np.arange(len(raw)))).T
@@ -272,10 +262,6 @@ class SoftmaxLogLoss(LossOfClasses):
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         p = _probabilities(raw)
         return p * (1 - p)
-
-
-def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return raw[np.arange(len(raw)), y.astype(np.int64)]
 
 
 _CUT_OFF = 87.0
@@ -287,25 +273,20 @@ class ExponentialTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(block_terms)
+@overloads(block_terms, ExponentialTerms)
 def _exponential_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is ExponentialTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            one, two = np.float32(1), np.float32(2)
-            for i in range(raw.size):
-                gradient[i] = np.float32(raw[i])
-            for i in range(raw.size):
-                hessian[i] = np.float32(y[i])
-            for i in range(raw.size):
-                sign = two * hessian[i] - one
-                e = exp32(-sign * gradient[i])
-                gradient[i] = -sign * e
-                hessian[i] = e
-            for i in range(raw.size):
-                value[i] = hessian[i]
-
-        return terms
+    one, two = np.float32(1), np.float32(2)
+    for i in range(raw.size):
+        gradient[i] = np.float32(raw[i])
+    for i in range(raw.size):
+        hessian[i] = np.float32(y[i])
+    for i in range(raw.size):
+        sign = two * hessian[i] - one
+        e = exp32(-sign * gradient[i])
+        gradient[i] = -sign * e
+        hessian[i] = e
+    for i in range(raw.size):
+        value[i] = hessian[i]
 
 
 def _half_logit(prediction: np.ndarray) -> np.ndarray:

@@ -34,19 +34,14 @@ class SquaredErrorTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(block_terms)
+@overloads(block_terms, SquaredErrorTerms)
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is SquaredErrorTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            for i in range(raw.size):
-                difference = raw[i] - y[i]
-                gradient[i] = np.float32(difference)
-                value[i] = 0.5 * difference * difference
-            for i in range(hessian.size):
-                hessian[i] = np.float32(1)
-
-        return terms
+    for i in range(raw.size):
+        difference = raw[i] - y[i]
+        gradient[i] = np.float32(difference)
+        value[i] = 0.5 * difference * difference
+    for i in range(hessian.size):
+        hessian[i] = np.float32(1)
 
 
 def _mean(means: np.ndarray) -> np.ndarray:
@@ -95,50 +90,35 @@ class TweedieTerms(NamedTuple):
     power: float
 
 
-@overloads(block_terms)
+@overloads(block_terms, PoissonTerms)
 def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is PoissonTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            for i in range(raw.size):
-                mean = exp64(raw[i])
-                gradient[i] = np.float32(mean - y[i])
-                hessian[i] = np.float32(mean)
-                constant = y[i] * (log64(y[i]) - raw[i]) - y[i]
-                value[i] = mean + (constant if y[i] > 0.0 else 0.0)
-
-        return terms
+    for i in range(raw.size):
+        mean = exp64(raw[i])
+        gradient[i] = np.float32(mean - y[i])
+        hessian[i] = np.float32(mean)
+        constant = y[i] * (log64(y[i]) - raw[i]) - y[i]
+        value[i] = mean + (constant if y[i] > 0.0 else 0.0)
 
 
-@overloads(block_terms)
+@overloads(block_terms, GammaTerms)
 def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is GammaTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            for i in range(raw.size):
-                ratio = y[i] * exp64(-raw[i])
-                gradient[i] = np.float32(1.0 - ratio)
-                hessian[i] = np.float32(ratio)
-                value[i] = ratio - 1.0 - (log64(y[i]) - raw[i])
-
-        return terms
+    for i in range(raw.size):
+        ratio = y[i] * exp64(-raw[i])
+        gradient[i] = np.float32(1.0 - ratio)
+        hessian[i] = np.float32(ratio)
+        value[i] = ratio - 1.0 - (log64(y[i]) - raw[i])
 
 
-@overloads(block_terms)
+@overloads(block_terms, TweedieTerms)
 def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is TweedieTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            lower, upper = 1.0 - loss.power, 2.0 - loss.power
-            for i in range(raw.size):
-                pull = y[i] * exp64(lower * raw[i])  # y μ^(1-p)
-                push = exp64(upper * raw[i])  # μ^(2-p)
-                gradient[i] = np.float32(push - pull)
-                hessian[i] = np.float32(upper * push - lower * pull)
-                constant = exp64(upper * log64(y[i])) / (lower * upper)
-                value[i] = push / upper - pull / lower + (constant if y[i] > 0.0 else 0.0)
-
-        return terms
+    lower, upper = 1.0 - loss.power, 2.0 - loss.power
+    for i in range(raw.size):
+        pull = y[i] * exp64(lower * raw[i])  # y μ^(1-p)
+        push = exp64(upper * raw[i])  # μ^(2-p)
+        gradient[i] = np.float32(push - pull)
+        hessian[i] = np.float32(upper * push - lower * pull)
+        constant = exp64(upper * log64(y[i])) / (lower * upper)
+        value[i] = push / upper - pull / lower + (constant if y[i] > 0.0 else 0.0)
 
 
 def _exp(x: np.ndarray) -> np.ndarray:

@@ -23,20 +23,15 @@ class ExpectileTerms(NamedTuple):
     below: float
 
 
-@overloads(block_terms)
+@overloads(block_terms, ExpectileTerms)
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is ExpectileTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            above, below = loss.above, loss.below
-            for i in range(raw.size):
-                difference = raw[i] - y[i]
-                curvature = above if difference < 0.0 else below
-                gradient[i] = np.float32(curvature * difference)
-                hessian[i] = np.float32(curvature)
-                value[i] = 0.5 * curvature * difference * difference
-
-        return terms
+    above, below = loss.above, loss.below
+    for i in range(raw.size):
+        difference = raw[i] - y[i]
+        curvature = above if difference < 0.0 else below
+        gradient[i] = np.float32(curvature * difference)
+        hessian[i] = np.float32(curvature)
+        value[i] = 0.5 * curvature * difference * difference
 
 
 def _from_mean(rows: InitialRows) -> np.ndarray:

@@ -12,6 +12,7 @@ The loss is summed exactly: each row's loss is divided into a coarse and a fine 
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -109,18 +110,27 @@ def _interpreted(stub, loss, *arguments):
 _OVERLOADS: dict[Any, list[Any]] = {block_terms: [], output_terms: []}
 
 
-def overloads(stub):
-    """Decorate a function that gives Numba the terms of a loss's record. stub : block_terms or output_terms."""
+def overloads(stub, kind):
+    """Decorate the function that computes the terms of a loss. stub : block_terms or output_terms; kind : type of its record."""
 
-    def decorate(choose):
-        _OVERLOADS[stub].append(choose)
-        return overload(stub, jit_options=OVERLOAD)(choose)
+    def decorate(terms):
+        def choose(loss, *arguments):
+            return terms if getattr(loss, "instance_class", None) is kind else None
+
+        choose.__signature__ = signature(terms)  # type: ignore[attr-defined]  # Numba compares it with that of the terms
+        _add_overload(stub, choose)
+        return terms
 
     return decorate
 
 
-@overloads(output_terms)
-def _terms_of_only_output(loss, y, raw, gradient, hessian, first, value, scratch):
+def _add_overload(stub, choose):
+    """Have kernels call what a function returns for the types of the arguments, if that is not None, as `stub`."""
+    _OVERLOADS[stub].append(choose)
+    overload(stub, jit_options=OVERLOAD)(choose)
+
+
+def _choose_for_only_output(loss, y, raw, gradient, hessian, first, value, scratch):
     arguments = y, raw, gradient, hessian, value, scratch
     if any(choose(loss, *arguments) is not None for choose in _OVERLOADS[block_terms]):
 
@@ -130,6 +140,9 @@ def _terms_of_only_output(loss, y, raw, gradient, hessian, first, value, scratch
             block_terms(loss, y, of_raw, of_gradient, hessian[0, first:last], value, scratch)
 
         return terms
+
+
+_add_overload(output_terms, _choose_for_only_output)
 
 
 @internal

@@ -66,33 +66,28 @@ class NormalTerms(NamedTuple):
     highest: float
 
 
-@overloads(output_terms)
+@overloads(output_terms, NormalTerms)
 def _normal_terms(loss, y, raw, gradient, hessian, first, value, scratch):
-    if getattr(loss, "instance_class", None) is NormalTerms:
-
-        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
-            n, last = y.size, first + y.size
-            unit, lowest, highest = loss.unit, loss.lowest, loss.highest
-            mean, log_scale = raw[0, first:last], raw[1, first:last]
-            mean_gradient, mean_hessian = gradient[0, first:last], hessian[0, first:last]
-            scale_gradient, scale_hessian = gradient[1, first:last], hessian[1, first:last]
-            for i in range(n):
-                s = log_scale[i]
-                s = lowest if s < lowest else s
-                s = highest if s > highest else s
-                precision = exp64(-s)
-                z = (y[i] - mean[i]) * precision
-                square = z * z
-                slope = 1.0 - square
-                slope = 0.0 if s == lowest and slope > 0.0 else slope
-                slope = 0.0 if s == highest and slope < 0.0 else slope
-                value[i] = s + 0.5 * square + _HALF_LOG_2_PI
-                mean_gradient[i] = np.float32(-z)
-                mean_hessian[i] = np.float32(unit * precision)
-                scale_gradient[i] = np.float32(slope)
-                scale_hessian[i] = np.float32(1.0 + square)
-
-        return terms
+    n, last = y.size, first + y.size
+    unit, lowest, highest = loss.unit, loss.lowest, loss.highest
+    mean, log_scale = raw[0, first:last], raw[1, first:last]
+    mean_gradient, mean_hessian = gradient[0, first:last], hessian[0, first:last]
+    scale_gradient, scale_hessian = gradient[1, first:last], hessian[1, first:last]
+    for i in range(n):
+        s = log_scale[i]
+        s = lowest if s < lowest else s
+        s = highest if s > highest else s
+        precision = exp64(-s)
+        z = (y[i] - mean[i]) * precision
+        square = z * z
+        slope = 1.0 - square
+        slope = 0.0 if s == lowest and slope > 0.0 else slope
+        slope = 0.0 if s == highest and slope < 0.0 else slope
+        value[i] = s + 0.5 * square + _HALF_LOG_2_PI
+        mean_gradient[i] = np.float32(-z)
+        mean_hessian[i] = np.float32(unit * precision)
+        scale_gradient[i] = np.float32(slope)
+        scale_hessian[i] = np.float32(1.0 + square)
 
 
 _Sums = tuple[int | None, int | None, float]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ def _of_output(rows: PartOfRows, output: int, column: int, part: Callable[..., A
     return part(rows.of_output(output, column), *arguments)
 
 
+def _merged(rows: AllRows, output: int, column: int, part: Callable[..., Any], merge: Callable[..., Any], *rest: Any) -> Any:
+    """Return `AllRows.merged` for the rows of one output."""
+    return rows.merged(_of_output, merge, output, column, part, *rest)
+
+
 @dataclass(frozen=True)
 class StatisticsOfOutputs(RowStatistic):
     """The statistics of the losses of all outputs, None for those without one."""
@@ -52,21 +58,9 @@ class StatisticsOfOutputs(RowStatistic):
             if part.statistic is None:
                 statistics.append(None)
                 continue
-            alone = AllRows(_Merged(rows.merged, output, column), rows.n_rows, rows.max_weight)
+            alone = AllRows(partial(_merged, rows, output, column), rows.n_rows, rows.max_weight)
             statistics.append(part.statistic.of(alone, None if before is None else before[output]))
         return tuple(statistics)
-
-
-@dataclass(frozen=True)
-class _Merged:
-    """`AllRows.merged` for the rows of one output."""
-
-    merged: Callable[..., Any]
-    output: int
-    column: int
-
-    def __call__(self, part: Callable[..., Any], merge: Callable[[Any, Any], Any], *arguments: Any) -> Any:
-        return self.merged(_of_output, merge, self.output, self.column, part, *arguments)
 
 
 class PerOutput(BaseLoss):

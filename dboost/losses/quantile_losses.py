@@ -55,40 +55,30 @@ class HuberTerms(NamedTuple):
     value_delta: float
 
 
-@overloads(block_terms)
+@overloads(block_terms, QuantileTerms)
 def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is QuantileTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            above, below = loss.above, loss.below
-            for i in range(raw.size):
-                u = y[i] - raw[i]
-                slope = -above if u > 0.0 else below
-                gradient[i] = np.float32(slope if u != 0.0 else 0.0)
-                value[i] = -slope * u
-            for i in range(hessian.size):
-                hessian[i] = np.float32(1)
-
-        return terms
+    above, below = loss.above, loss.below
+    for i in range(raw.size):
+        u = y[i] - raw[i]
+        slope = -above if u > 0.0 else below
+        gradient[i] = np.float32(slope if u != 0.0 else 0.0)
+        value[i] = -slope * u
+    for i in range(hessian.size):
+        hessian[i] = np.float32(1)
 
 
-@overloads(block_terms)
+@overloads(block_terms, HuberTerms)
 def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is HuberTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            delta, value_delta = loss.delta, loss.value_delta
-            for i in range(raw.size):
-                u = raw[i] - y[i]
-                clipped = -delta if u < -delta else u
-                gradient[i] = np.float32(delta if clipped > delta else clipped)
-                size = abs(u)
-                inner = size if size < value_delta else value_delta
-                value[i] = inner * (size - 0.5 * inner)
-            for i in range(hessian.size):
-                hessian[i] = np.float32(1)
-
-        return terms
+    delta, value_delta = loss.delta, loss.value_delta
+    for i in range(raw.size):
+        u = raw[i] - y[i]
+        clipped = -delta if u < -delta else u
+        gradient[i] = np.float32(delta if clipped > delta else clipped)
+        size = abs(u)
+        inner = size if size < value_delta else value_delta
+        value[i] = inner * (size - 0.5 * inner)
+    for i in range(hessian.size):
+        hessian[i] = np.float32(1)
 
 
 def residual_quantile(rows: AllRows, level: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,8 +131,8 @@ class MetricReduction:
 
     @property
     def on_workers(self) -> Any:
-        """By which workers find what they compute of the metric."""
-        return RowsOf(self.name) if self.wants_rows else self.spec
+        """By which workers find the metric; of a function of all rows the metric without it, which returns the rows."""
+        return replace(self, finish=_finish_elsewhere, spec=None) if self.wants_rows else self.spec
 
     @property
     def larger_is_better(self) -> bool:
@@ -143,17 +143,6 @@ class MetricReduction:
                 f"{self.name}.greater_is_better = True or False"
             )
         return self.greater_is_better
-
-
-@dataclass(frozen=True)
-class RowsOf:
-    """The part of a function of all rows that workers compute: they return the rows, and the client calls the function."""
-
-    name: str
-
-    def reduction(self) -> MetricReduction:
-        """Return a metric without `finish`."""
-        return MetricReduction(self.name, False, _rows_chunk, _merge_rows, _finish_elsewhere, wants_rows=True, spec=self)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum, total
 from dboost.losses import BaseLoss, Gamma, Poisson
-from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
+from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, ScoredRows, of_function, prediction_of
 
 #: Names of the metrics, with and without @k.
 _RANKING = ("ndcg", "map")
@@ -571,8 +571,8 @@ def _metrics_of_outputs(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
 
     reductions: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
-        if isinstance(spec, Metric | RowsOf):
-            reductions.append(spec.reduction())
+        if isinstance(spec, Metric | MetricReduction):
+            reductions.append(spec.reduction() if isinstance(spec, Metric) else spec)
             continue
         if not isinstance(spec, str):
             reductions.append(of_function(spec) if callable(spec) else of_part(spec, loss.parts[0]))
@@ -626,8 +626,8 @@ def find_metrics(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
     ranked = () if loss.targets.are_classes and loss.n_outputs > 1 else _RANKING
     reductions: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
-        if isinstance(spec, Metric | RowsOf):
-            reductions.append(spec.reduction())
+        if isinstance(spec, Metric | MetricReduction):
+            reductions.append(spec.reduction() if isinstance(spec, Metric) else spec)
         elif callable(spec) and not isinstance(spec, type):
             reductions.append(of_function(spec))
         elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:

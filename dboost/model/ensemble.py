@@ -45,6 +45,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
+from dboost.data.columns.binning import round_down
 from dboost.data.columns.chunk import float_dtype, plain_blocks
 from dboost.data.columns.labels import Names
 from dboost.data.kinds.predictor import FeatureBlocks
@@ -739,12 +740,8 @@ class _PageConditions:
         self.page = self.first_page[tree] + self.n_pages[tree] - 1 - page
         self.is_numeric = forest.column_index[self.node] < forest.n_numeric
         column = forest.column_index[self.node] - forest.n_numeric
-        self.lookup_page, self.looked_up = self._lookups(column)
-
-    def _lookups(self, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        categorical = ~self.is_numeric
-        width = int(column.max(initial=0)) + 1
-        return np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
+        categorical, width = ~self.is_numeric, int(column.max(initial=0)) + 1
+        self.lookup_page, self.looked_up = np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
 
 
 def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) -> QuickScorerForest:
@@ -755,7 +752,7 @@ def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) ->
     numeric = numeric[np.lexsort((forest.missing_left[node], conditions.page[numeric]))]
     node, page = conditions.node[numeric], conditions.page[numeric]
     numeric_conditions = np.empty(len(numeric), kernels.condition(precision))
-    numeric_conditions["threshold"] = _floor(forest.threshold[node], precision)
+    numeric_conditions["threshold"] = round_down(forest.threshold[node], precision)
     numeric_conditions["start"] = forest.column_index[node] * LANES
     numeric_conditions["keep"] = conditions.keep[numeric]
     begin = np.searchsorted(page, numbers)
@@ -791,7 +788,7 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
     """The traversal layout."""
     categorical = np.flatnonzero((forest.column_index >= forest.n_numeric) & ~forest.is_leaf)
     nodes = np.empty(len(forest.feature), kernels.node(precision))
-    nodes["threshold"] = _floor(forest.threshold, precision)
+    nodes["threshold"] = round_down(forest.threshold, precision)
     nodes["start"] = (2 * forest.column_index + forest.missing_left) * LANES
     nodes["start"][categorical] = 0
     nodes["right"], nodes["leaf"] = forest.right, forest.leaf
@@ -810,17 +807,6 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
     return TraversalForest(
         forest.columns, forest.n_levels, trees, nodes, node_sets, np.concatenate(sets), forest.values
     )  # fmt: skip
-
-
-def floor_to_float32(values: np.ndarray) -> np.ndarray:
-    """Return the largest float32 that is not above each value (NaN stays NaN)."""
-    with np.errstate(over="ignore"):
-        rounded = np.asarray(values).astype(np.float32)
-        return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-
-
-def _floor(thresholds: np.ndarray, precision: np.dtype) -> np.ndarray:
-    return floor_to_float32(thresholds) if precision == np.float32 else thresholds
 
 
 def _mask_words(bits: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ from dboost.data.columns.chunk import sort_key
 from dboost.errors import DBoostError, ModelFileError, shown
 from dboost.files.atomic_write import read_whole, write_whole
 from dboost.files.filesystem import without_query
-from dboost.files.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
+from dboost.files.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape, parse_json
 from dboost.files.path_text import path_text
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.model.margins import Calibration
@@ -561,7 +561,7 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     if _sha256(content) != digest_line[1].decode():
         raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
     try:
-        model = parse_ensemble(_unpack(content) if is_compact else _parsed(b"{" + content))
+        model = parse_ensemble(_unpack(content) if is_compact else parse_json(b"{" + content))
         _check(version == _version(model), f"it is a model of version {_version(model)}, written as version {version}")
         return model
     except (ValueError, RecursionError) as error:
@@ -651,14 +651,6 @@ def _version(ensemble: Ensemble) -> int:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _parsed(text: bytes) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(constant: str) -> None:
-    raise InvalidModel(f"{constant} is not JSON")
 
 
 def _content(ensemble: Ensemble) -> bytes:
@@ -772,7 +764,7 @@ def _unpack(content: bytes) -> dict[str, Any]:
         If the lengths of the content do not fit; `parse_ensemble` checks the rest.
     """
     reader = _Reader(_decompressed(content))
-    header = _mapping(_parsed(reader.take(int.from_bytes(reader.take(8), "little"))), "its header")
+    header = _mapping(parse_json(reader.take(int.from_bytes(reader.take(8), "little"))), "its header")
     n_trees = header.get("trees")
     # A stream of zlib is at most 1,032 times shorter than its content.
     if type(n_trees) is not int or not 0 <= n_trees <= len(content) * 1032:

@@ -19,7 +19,7 @@ from dboost.data.output.predict_io import warn_of_missing_offset
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.predict import predict_rows
 from dboost.model.ensemble import Ensemble, Range, averaged, traversal_forest
-from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
+from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature, Level
 
 #: Types of values that have the kind of the levels of a feature; NumPy's other integers and floats are numbers, too.
 _TYPES: dict[str, frozenset[type]] = {
@@ -65,7 +65,9 @@ class RowPredictor:
         self._width, self._offset_outputs = len(ensemble.features), ensemble.outputs.offset_outputs
         self._offset_name = ensemble.offset_name
         self._names = [feature.name for feature in ensemble.features]
-        self._levels = [_Levels.of(feature) for feature in ensemble.features]
+        #: Of each feature the codes of its levels (None: it is numeric), and the types of values that need no conversion.
+        self._codes = [_codes_of(feature.categories) for feature in ensemble.features]
+        self._types = [_types_of(feature) for feature in ensemble.features]
         self._takes_arrays = not any(feature.is_categorical for feature in ensemble.features)
 
     def __call__(self, row: Any, *, offset: Any = None) -> Any:
@@ -112,23 +114,23 @@ class RowPredictor:
         """Return the codes and numbers of one row; None if it is not one row of values of the usual types."""
         if isinstance(row, Mapping):
             try:
-                return self._codes([row[name] for name in self._names])
+                return self._coded([row[name] for name in self._names])
             except KeyError:
                 return None
         if isinstance(row, list | tuple):
-            return self._codes(row)
-        return self._codes(row.tolist()) if type(row) is np.ndarray and row.ndim == 1 else None
+            return self._coded(row)
+        return self._coded(row.tolist()) if type(row) is np.ndarray and row.ndim == 1 else None
 
-    def _codes(self, values: Iterable[Any]) -> np.ndarray | None:
+    def _coded(self, values: Iterable[Any]) -> np.ndarray | None:
         codes: list[float] = []
         try:
-            for value, levels in zip(values, self._levels, strict=True):
+            for value, level_codes, types in zip(values, self._codes, self._types, strict=True):
                 kind = type(value)
-                if levels is not None and kind in levels.types:
+                if kind in types and level_codes is not None:
                     if kind is int:
                         float(value)  # raises for those that `predict` refuses
-                    codes.append(levels.codes.get(value, _NAN))
-                elif levels is None and kind in _TYPES[NUMBERS]:
+                    codes.append(level_codes.get(value, _NAN))
+                elif kind in types:
                     codes.append(float(value))
                 elif value is None or (kind is float and value != value):
                     codes.append(_NAN)
@@ -159,20 +161,15 @@ class RowPredictor:
         return values[0] if is_row else values
 
 
-class _Levels:
-    """The codes of the levels of a categorical feature, and the types of values that are looked up without conversion."""
+def _codes_of(levels: Iterable[Level] | None) -> dict[Level, float] | None:
+    return None if levels is None else {level: float(code) for code, level in enumerate(levels)}
 
-    def __init__(self, codes: dict[Any, float], types: frozenset[type]) -> None:
-        self.codes, self.types = codes, types
 
-    @classmethod
-    def of(cls, feature: Feature) -> _Levels | None:
-        """Return the levels of a feature; None for a numeric one."""
-        if feature.categories is None:
-            return None
-        kinds = feature.legal_kinds  # none for levels of several kinds: `predict` converts the values
-        codes = {level: float(code) for code, level in enumerate(feature.categories)}
-        return cls(codes, _TYPES[kinds[0]] if kinds else frozenset())
+def _types_of(feature: Feature) -> frozenset[type]:
+    if not feature.is_categorical:
+        return _TYPES[NUMBERS]
+    kinds = feature.legal_kinds  # none for levels of several kinds: `predict` converts the values
+    return _TYPES[kinds[0]] if kinds else frozenset()
 
 
 def _is_row(value: Any) -> bool:

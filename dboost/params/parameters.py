@@ -72,6 +72,95 @@ DEFAULT_BITES = 10
 DEFAULT_ROUNDS = 10
 
 
+class Integer(NamedTuple):
+    """The values of a parameter: integers within limits."""
+
+    least: int
+    most: int | None = None
+    optional: bool = False  # whether None is a value, too
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Return a value; raise a ParameterError that names the parameter if it is not allowed."""
+        if value is None and self.optional:
+            return None
+        is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_integer or value < self.least or (self.most is not None and value > self.most):
+            limits = f"of at least {self.least}" if self.most is None else f"between {self.least} and {self.most}"
+            raise ParameterError(f"{name}={value!r} must be an integer {limits}{self._or_none}")
+        return int(value)
+
+    def __str__(self) -> str:
+        """The values as numpydoc shows them."""
+        return f"int >= {self.least}{self._or_none}" if self.most is None else f"int, {self.least}…{self.most}{self._or_none}"
+
+    @property
+    def _or_none(self) -> str:
+        return " or None" if self.optional else ""
+
+
+class Number(NamedTuple):
+    """The values of a parameter: finite numbers within limits, as floats."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float = math.inf
+    most: float = math.inf
+    optional: bool = False
+
+    def checked(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or (self.least is not None and value < self.least)
+            or (self.above is not None and value <= self.above)
+            or value >= self.below
+            or value > self.most
+        ):
+            limits = f"at least {self.least:g}" if self.least is not None else f"greater than {self.above:g}"
+            limits += f" and less than {self.below:g}" if self.below < math.inf else ""
+            limits += f" and at most {self.most:g}" if self.most < math.inf else ""
+            raise ParameterError(f"{name}={value!r} must be a number {limits}{' or None' if self.optional else ''}")
+        return float(value)  # 1 and 1.0 give the same model file
+
+    def __str__(self) -> str:
+        limits = f">= {self.least:g}" if self.least is not None else f"> {self.above:g}"
+        limits += (
+            f" and < {self.below:g}" if self.below < math.inf else f" and <= {self.most:g}" if self.most < math.inf else ""
+        )
+        return f"float {limits}{' or None' if self.optional else ''}"
+
+
+class Choice:
+    """The values of a parameter: some words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def checked(self, name: str, value: Any) -> Any:
+        if value not in self._words:
+            raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, self._words))}")
+        return value
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(f'"{word}"' for word in self._words) + "}"
+
+
+class Special:
+    """The values of a parameter: those that a function returns or raises an error for."""
+
+    def __init__(self, shown: str, check: Callable[[Any], Any]) -> None:
+        self._shown, self._check = shown, check
+
+    def checked(self, _: str, value: Any) -> Any:
+        return self._check(value)
+
+    def __str__(self) -> str:
+        return self._shown
+
+
 @dataclass(frozen=True)
 class ArcBites:
     """Sequential boosting on random subsets of the rows.
@@ -122,22 +211,14 @@ class ArcBites:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("n_bites", "trees_per_visit", "visits", "early_stopping_rounds"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ParameterError(f"arcbites: {name}={value!r} must be an integer of at least 1 or None")
-            object.__setattr__(self, name, int(value))
-        if isinstance(self.parts, bool) or not isinstance(self.parts, Integral) or self.parts < 1:
-            raise ParameterError(f"arcbites: parts={self.parts!r} must be an integer of at least 1")
-        object.__setattr__(self, "parts", int(self.parts))
+        for name in ("n_bites", "trees_per_visit", "visits", "early_stopping_rounds", "parts"):
+            values = Integer(1, optional=name != "parts")
+            object.__setattr__(self, name, values.checked(f"arcbites: {name}", getattr(self, name)))
         if self.parts > 1 and self.order == ADAPTIVE:
             raise ParameterError(
                 f"arcbites: parts={self.parts} makes other bites in every cycle, order='adaptive' wants the same"
             )
-        if self.order not in ORDERS:
-            raise ParameterError(f"arcbites: order={self.order!r} must be one of {', '.join(map(repr, ORDERS))}")
+        Choice(*ORDERS).checked("arcbites: order", self.order)
 
     @property
     def n_parts(self) -> int:
@@ -211,9 +292,7 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, Integral) or self.rounds < 1:
-            raise ParameterError(f"early_stopping: rounds={self.rounds!r} must be an integer of at least 1")
-        object.__setattr__(self, "rounds", int(self.rounds))
+        object.__setattr__(self, "rounds", Integer(1).checked("early_stopping: rounds", self.rounds))
         for name in ("metric", "eval_set"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -222,95 +301,6 @@ class EarlyStopping:
         if isinstance(delta, bool) or not isinstance(delta, Real) or not 0 <= delta < math.inf:
             raise ParameterError(f"early_stopping: min_delta={delta!r} must be a number of at least 0")
         object.__setattr__(self, "min_delta", float(delta))
-
-
-class Integer(NamedTuple):
-    """The values of a parameter: integers within limits."""
-
-    least: int
-    most: int | None = None
-    optional: bool = False  # whether None is a value, too
-
-    def checked(self, name: str, value: Any) -> Any:
-        """Return a value; raise a ParameterError that names the parameter if it is not allowed."""
-        if value is None and self.optional:
-            return None
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if not is_integer or value < self.least or (self.most is not None and value > self.most):
-            limits = f"of at least {self.least}" if self.most is None else f"between {self.least} and {self.most}"
-            raise ParameterError(f"{name}={value!r} must be an integer {limits}{self._or_none}")
-        return value
-
-    def __str__(self) -> str:
-        """The values as numpydoc shows them."""
-        return f"int >= {self.least}{self._or_none}" if self.most is None else f"int, {self.least}…{self.most}{self._or_none}"
-
-    @property
-    def _or_none(self) -> str:
-        return " or None" if self.optional else ""
-
-
-class Number(NamedTuple):
-    """The values of a parameter: finite numbers within limits, as floats."""
-
-    least: float | None = None
-    above: float | None = None
-    below: float = math.inf
-    most: float = math.inf
-    optional: bool = False
-
-    def checked(self, name: str, value: Any) -> Any:
-        if value is None and self.optional:
-            return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or (self.least is not None and value < self.least)
-            or (self.above is not None and value <= self.above)
-            or value >= self.below
-            or value > self.most
-        ):
-            limits = f"at least {self.least:g}" if self.least is not None else f"greater than {self.above:g}"
-            limits += f" and less than {self.below:g}" if self.below < math.inf else ""
-            limits += f" and at most {self.most:g}" if self.most < math.inf else ""
-            raise ParameterError(f"{name}={value!r} must be a number {limits}{' or None' if self.optional else ''}")
-        return float(value)  # 1 and 1.0 give the same model file
-
-    def __str__(self) -> str:
-        limits = f">= {self.least:g}" if self.least is not None else f"> {self.above:g}"
-        limits += (
-            f" and < {self.below:g}" if self.below < math.inf else f" and <= {self.most:g}" if self.most < math.inf else ""
-        )
-        return f"float {limits}{' or None' if self.optional else ''}"
-
-
-class Choice:
-    """The values of a parameter: some words."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-
-    def checked(self, name: str, value: Any) -> Any:
-        if value not in self._words:
-            raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, self._words))}")
-        return value
-
-    def __str__(self) -> str:
-        return "{" + ", ".join(f'"{word}"' for word in self._words) + "}"
-
-
-class Special:
-    """The values of a parameter: those that a function returns or raises an error for."""
-
-    def __init__(self, shown: str, check: Callable[[Any], Any]) -> None:
-        self._shown, self._check = shown, check
-
-    def checked(self, _: str, value: Any) -> Any:
-        return self._check(value)
-
-    def __str__(self) -> str:
-        return self._shown
 
 
 def loss_names() -> tuple[str, ...]:

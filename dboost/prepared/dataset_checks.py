@@ -24,7 +24,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.data.columns.binning import MAX_FINE_BINS, Binning
 from dboost.data.columns.roles import ROLES, RowRoles
 from dboost.data.tables.row_metadata import MetadataRows, check_exact, issues_of, raise_for_issues
-from dboost.errors import DataError
+from dboost.files.json_shape import parse_json
 from dboost.model.model_file import parse_columns, parse_levels
 from dboost.rows.block_file import StorageError
 from dboost.rows.shard_spec import NARROW_BINS
@@ -41,15 +41,6 @@ def refuse(wrong: bool, problem: str) -> None:
     """Raise ValueError if something is wrong."""
     if wrong:
         raise ValueError(problem)
-
-
-def parse_json(data: bytes | str) -> Any:
-    """Return the content of a file in JSON, without NaN and infinity, which are not JSON."""
-
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    return json.loads(data, parse_constant=constant)
 
 
 def content_text(content: Any) -> bytes:
@@ -139,15 +130,8 @@ def parse_filled(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_sample_rows(n: int, n_rows: int, n_features: int) -> None:
-    """Raise ValueError if a reference sample of n rows cannot be that of so many rows."""
-    size = reference_size(n_features)
-    fits = n == n_rows if n_rows <= size else 1 <= n <= size + size // 8 + 32
-    refuse(not fits, f"the reference sample has {n} of {n_rows} rows")
-
-
-def roles_problem(roles: RowRoles) -> str | None:
-    """Return what is wrong with the roles of rows of positive weight."""
+def check_roles(roles: RowRoles) -> None:
+    """Raise a DataError if something is wrong with the roles of rows of positive weight."""
     rows, target = MetadataRows((roles.n_rows,), False), roles.target
     issues = [issue for role, column in roles.by_name().items() for issue in issues_of(role, column, role, rows)]
     issues += check_exact(target, "target", "target", rows)
@@ -155,23 +139,22 @@ def roles_problem(roles: RowRoles) -> str | None:
         issues += rows.flagged("target", "target", target.codes >= len(target.categories), "has a code of no category")
     if roles.weight is not None:
         issues += rows.flagged("sample_weight", "sample_weight", roles.weight == 0, "is zero")
-    try:
-        raise_for_issues(issues)
-    except DataError as error:
-        return str(error)
-    return None
+    raise_for_issues(issues)
 
 
-def sample_problem(values: np.ndarray, binning: Binning) -> str | None:
-    """Return what is wrong with the values (float64[n, n_features]) of a reference sample."""
+def check_sample(values: np.ndarray, binning: Binning, n_rows: int) -> None:
+    """Raise ValueError if values (float64[n, n_features]) cannot be the reference sample of so many rows."""
+    n, size = len(values), reference_size(len(binning.features))
+    fits = n == n_rows if n_rows <= size else 1 <= n <= size + size // 8 + 32
+    refuse(not fits, f"the reference sample has {n} of {n_rows} rows")
     for feature, column in zip(binning.features, values.T, strict=True):
         present = column[~np.isnan(column)]
-        if not np.isfinite(present).all():
-            return f"{feature.name!r} is infinite in the reference sample"
-        n = len(feature.categories or ())
-        if feature.is_categorical and not ((present >= 0) & (present < n) & (present == np.rint(present))).all():
-            return f"{feature.name!r} has codes in the reference sample that are none of its {n} categories"
-    return None
+        refuse(not np.isfinite(present).all(), f"{feature.name!r} is infinite in the reference sample")
+        if feature.categories is not None:
+            n_levels = len(feature.categories)
+            are_codes = (present >= 0) & (present < n_levels) & (present == np.rint(present))
+            problem = f"{feature.name!r} has codes in the reference sample that are none of its {n_levels} categories"
+            refuse(not are_codes.all(), problem)
 
 
 class PartPromise(NamedTuple):
@@ -318,6 +301,5 @@ def decode_part(content: bytes, n_rows: int, promise: PartPromise) -> tuple[tupl
     for name, column, last in zip(promise.names, codes, promise.n_bins.tolist(), strict=True):
         largest = int(column.max(initial=0))
         refuse(largest > last, f"column {name!r} has the bin code {largest}, but codes go up to {last}")
-    problem = roles_problem(roles)
-    refuse(problem is not None, problem or "")
+    check_roles(roles)
     return codes, roles

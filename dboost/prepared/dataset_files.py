@@ -48,7 +48,8 @@ from dboost.model.ensemble import Ensemble
 from dboost.prepared.dataset_checks import (
     PartPromise,
     binning_content,
-    check_sample_rows,
+    check_roles,
+    check_sample,
     content_text,
     count,
     decode_part,
@@ -60,8 +61,6 @@ from dboost.prepared.dataset_checks import (
     parse_filled,
     parse_settings,
     refuse,
-    roles_problem,
-    sample_problem,
     target_names,
 )
 from dboost.prepared.dataset_rows import BinnedRows
@@ -210,9 +209,8 @@ def _parsed(root: str, content: dict[str, Any]) -> StoredDataset:
     try:
         columns, target = decoded(encoded, None, types, None, n_targets)
         values = np.column_stack(list(columns.values()))
-        check_sample_rows(len(values), n_rows, len(binning.features))
-        problem = sample_problem(values, binning) or roles_problem(RowRoles(target))
-        refuse(problem is not None, problem or "")
+        check_sample(values, binning, n_rows)
+        check_roles(RowRoles(target))
     except ValueError as error:
         raise StorageError(f"{shown(root)}/{sample} is damaged: {error}; prepare the data set again") from error
     data = DatasetDescription(binning, content["named"], values, target, shown(root))

@@ -18,12 +18,11 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column
 from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import BinnedPartition, CategoryIndex, DecodedColumns
+from dboost.data.columns.chunk import BinnedPartition, CategoryIndex, DecodedColumns, matrix_of
 from dboost.data.columns.column import apply
 from dboost.data.columns.roles import joined, length_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.row_samples import TEST, FoldRows
-from dboost.session.warm_start import matrix_of
 from dboost.training.binned_data import DatasetDescription, check_thresholds
 from dboost.training.fit import FitResult
 from dboost.training.request import FitRequest

@@ -16,7 +16,7 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Column, Table
 from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import BinnedPartition, values_of
+from dboost.data.columns.chunk import BinnedPartition, matrix_of
 from dboost.data.columns.column import without_unused
 from dboost.data.columns.roles import rows_of
 from dboost.files.lease import Lease
@@ -64,7 +64,9 @@ class TableInBins:
             target = roles.given_target
             target = without_unused(target) if isinstance(target, CategoryColumn) else target
             roles = replace(roles, target=target, weight=roles.weight if "sample_weight" in self.filled else None)
-            yield BinnedPartition(piece.codes.columns(), roles, (values_of(piece.chunk, drawn), rows_of(target, drawn)))
+            yield BinnedPartition(
+                piece.codes.columns(), roles, (matrix_of(piece.chunk, drawn, np.float64), rows_of(target, drawn))
+            )
             first = last
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dboost.data import Table
+from dboost.data.columns.chunk import matrix_of
 from dboost.data.columns.roles import kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import encoded_pieces
 from dboost.session.fit_records import BuildSpec
-from dboost.session.warm_start import add_block, first_scores, matrix_of
+from dboost.session.warm_start import add_block, first_scores
 
 
 @dataclass(frozen=True, eq=False)

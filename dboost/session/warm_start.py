@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Chunk, Table
+from dboost.data import Chunk, Table
 from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import plain
+from dboost.data.columns.chunk import matrix_of, plain
 from dboost.data.columns.labels import listed
-from dboost.data.columns.roles import rows_of
 from dboost.data.columns.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
 from dboost.losses import BUILT_IN, BaseLoss, Loss, from_dict, keywords_of
@@ -182,14 +181,13 @@ def chunk_matrices(table: Table, i: int, rows: np.ndarray | None) -> Iterator[np
 def _matrices_of(chunk: Chunk, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield all or some rows of a chunk as one matrix, or in blocks if columns are sparse."""
     if chunk.matrix is not None or not has_sparse(chunk.columns):
-        yield matrix_of(chunk) if rows is None else matrix_of(chunk)[rows]
+        yield matrix_of(chunk, slice(None) if rows is None else rows)
         return
     n = chunk.n_rows if rows is None else len(rows)
     block = max(tuning().dense_block_bytes // (8 * len(chunk.columns)), 1)
     for first in range(0, n, block):
         last = min(first + block, n)
-        piece = slice(first, last) if rows is None else rows[first:last]
-        yield matrix_of(Chunk(last - first, tuple(rows_of(column, piece) for column in chunk.columns)))
+        yield matrix_of(chunk, slice(first, last) if rows is None else rows[first:last])
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
@@ -309,20 +307,3 @@ def _shown_loss(stored: dict[str, Any]) -> str:
     if len(stored.get("targets", parts)) == 1 and all(part["name"] == "quantile" for part in parts):
         return f"loss 'quantile' (quantile={[part['quantile'] for part in parts]})"
     return f"{' and '.join(dict.fromkeys(map(_shown_loss, parts)))} for {listed(stored['outputs'])}"
-
-
-def matrix_of(chunk: Chunk) -> np.ndarray:
-    """Return a chunk as a matrix of any numeric type: numbers unchanged, categories as codes, missing values as NaN."""
-    if chunk.matrix is not None:
-        return chunk.matrix
-    columns = [_codes_as_floats(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]
-    matrix = np.empty((chunk.n_rows, len(columns)), np.result_type(np.float32, *(column.dtype for column in columns)))
-    for j, column in enumerate(columns):
-        matrix[:, j] = column
-    return matrix
-
-
-def _codes_as_floats(column: CategoryColumn) -> np.ndarray:
-    codes = column.codes.astype(np.float32)
-    codes[column.codes < 0] = np.nan
-    return codes

@@ -23,25 +23,20 @@ class PairTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads(block_terms)
+@overloads(block_terms, PairTerms)
 def _pair_terms(loss, y, raw, gradient, hessian, value, scratch):
-    if getattr(loss, "instance_class", None) is PairTerms:
-
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
-            n = raw.size
-            for i in range(n):
-                g = h = v = 0.0
-                for j in range(n):
-                    if y[i] != y[j]:
-                        sign = 1.0 if y[i] > y[j] else -1.0
-                        e = exp64(-sign * (raw[i] - raw[j]))
-                        p = e / (1.0 + e)
-                        g -= sign * p
-                        h += p * (1.0 - p)
-                        v += 0.5 * log64(1.0 + e)
-                gradient[i], hessian[i], value[i] = np.float32(g / n), np.float32(h / n), v / n
-
-        return terms
+    n = raw.size
+    for i in range(n):
+        g = h = v = 0.0
+        for j in range(n):
+            if y[i] != y[j]:
+                sign = 1.0 if y[i] > y[j] else -1.0
+                e = exp64(-sign * (raw[i] - raw[j]))
+                p = e / (1.0 + e)
+                g -= sign * p
+                h += p * (1.0 - p)
+                v += 0.5 * log64(1.0 + e)
+        gradient[i], hessian[i], value[i] = np.float32(g / n), np.float32(h / n), v / n
 
 
 def _zero(means: np.ndarray) -> np.ndarray:

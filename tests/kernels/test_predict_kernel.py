@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dboost.data.columns.binning import round_down
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.kernels.predict import (
     QuickScorerForest,
@@ -23,7 +24,6 @@ from dboost.model.ensemble import (
     _PageConditions,
     _paged,
     _walked,
-    floor_to_float32,
     lay_out_forest,
     traversal_forest,
 )
@@ -90,7 +90,7 @@ def test_large_trees(lean: float) -> None:
 @example(0.0, -1e-320)
 @example(-0.0, -0.0)
 def test_rounding_down_keeps_the_test(x: float, threshold: float) -> None:
-    rounded = floor_to_float32(np.array([threshold]))
+    rounded = round_down(np.array([threshold]), np.dtype(np.float32))
     assert rounded.dtype == np.float32
     assert bool(np.float32(x) <= rounded[0]) == (x <= threshold)
 

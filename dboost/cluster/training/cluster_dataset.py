@@ -36,7 +36,7 @@ from dboost.cluster.training.cluster_fit import n_partitions_of, train_on
 from dboost.cluster.transport.messages import pack
 from dboost.cluster.worker.worker_plugin import running, slices_of
 from dboost.data import Chunk, Column, RowRoles
-from dboost.data.columns.chunk import BinnedPartition, slice_rows, values_of
+from dboost.data.columns.chunk import BinnedPartition, matrix_of, slice_rows
 from dboost.data.columns.column import CategoryColumn
 from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
 from dboost.data.columns.read_plan import ReadPlan, binned_plan
@@ -432,7 +432,7 @@ def _binned(shared: bytes, i: int, known: _Known, separate_roles: bytes, read: _
         raise type(error)(f"partition {i}: {error}") from None
     assert binned.n_rows == n_kept
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
-    return replace(binned, sample=(values_of(coded, kept[drawn]), rows_of(binned.roles.given_target, drawn)))
+    return replace(binned, sample=(matrix_of(coded, kept[drawn], np.float64), rows_of(binned.roles.given_target, drawn)))
 
 
 def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:

@@ -267,7 +267,7 @@ def padded_edges(edges: Sequence[np.ndarray | None], dtype: np.dtype) -> np.ndar
 
 
 def round_down(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return for each float64 value the largest number of a dtype that is not above it."""
+    """Return for each float64 value the largest number of a dtype that is not above it; NaN stays NaN."""
     with np.errstate(over="ignore"):
         rounded = values.astype(dtype)
-    return np.where(rounded > values, np.nextafter(rounded, np.array(-np.inf, dtype)), rounded).astype(dtype)
+        return np.where(rounded > values, np.nextafter(rounded, np.array(-np.inf, dtype)), rounded).astype(dtype)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from dboost._lazy_import import is_a
 from dboost.data.columns.binning import Binning
@@ -48,12 +49,10 @@ def float_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32 if np.can_cast(dtype, np.float32) else np.float64)
 
 
-def plain(values: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
-    """Return numbers as kernels read them: floats in native byte order, C-contiguous, aligned and writable; a copy if needed.
-
-    dtype : float32 or float64; default: `float_dtype`.
-    """
-    dtype = float_dtype(values.dtype) if dtype is None else dtype
+def plain(values: np.ndarray) -> np.ndarray:
+    """Return numbers as kernels read them: floats (`float_dtype`) in native byte order, C-contiguous, aligned and writable; a
+    copy if needed."""
+    dtype = float_dtype(values.dtype)
     if values.dtype == dtype and values.flags.carray:
         return values
     filled = np.empty(values.shape, dtype)
@@ -63,14 +62,14 @@ def plain(values: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
 
 
 def plain_blocks(
-    values: np.ndarray, first: int, last: int, rows: np.ndarray | None = None
+    values: np.ndarray, first: int, last: int, rows: np.ndarray | None = None, dtype: np.dtype | None = None
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield consecutive ranges of rows first…last-1 and these rows, `plain`; an array is valid until the next one.
 
-    rows : the numbers of the rows, default 0, 1, …: then the ranges are positions among these.
+    rows : the numbers of the rows, default 0, 1, …: then the ranges are positions among these; dtype : default `float_dtype`.
     """
     buffer: np.ndarray | None = None
-    dtype = float_dtype(values.dtype)
+    dtype = float_dtype(values.dtype) if dtype is None else dtype
     for piece in row_blocks(values, first, last):
         block = values[piece if rows is None else rows[piece]]
         if block.dtype != dtype or not block.flags.carray:
@@ -323,18 +322,27 @@ def slice_rows(most_bytes: int, n_features: int) -> int:
     return max(most_bytes // (8 * max(n_features, 1)), 1)
 
 
-def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
-    """Return rows of a chunk as numbers: float64[n, n_features]."""
+def matrix_of(chunk: Chunk, rows: slice | np.ndarray = slice(None), dtype: npt.DTypeLike | None = None) -> np.ndarray:
+    """Return a chunk, or rows of it, as a matrix: numbers unchanged, categories as codes, missing values as NaN.
+
+    dtype : of the matrix; default: a numeric type that represents all values.
+    """
     if chunk.matrix is not None:
-        return chunk.matrix[rows].astype(np.float64)
-    values = np.empty((len(rows), len(chunk.columns)))
-    for j, column in enumerate(chunk.columns):
+        return chunk.matrix[rows] if dtype is None else chunk.matrix[rows].astype(dtype)
+    columns = chunk.columns
+    if dtype is None:
+        columns = list(columns)  # decoded once
+        dtype = np.result_type(np.float32, *(column.dtype for column in columns if not isinstance(column, CategoryColumn)))
+    n_rows = len(range(chunk.n_rows)[rows]) if isinstance(rows, slice) else len(rows)
+    matrix = np.empty((n_rows, len(columns)), dtype)
+    for j, column in enumerate(columns):
         if isinstance(column, CategoryColumn):
             codes = column.codes[rows]
-            values[:, j] = np.where(codes < 0, np.nan, codes)
+            matrix[:, j] = codes
+            matrix[codes < 0, j] = np.nan
         else:
-            values[:, j] = column[rows]
-    return values
+            matrix[:, j] = column[rows]
+    return matrix
 
 
 def is_masked(values: Any) -> bool:

@@ -361,13 +361,11 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     if len(kept) < len(levels):
         levels = [levels[i] for i in kept.tolist()] if isinstance(levels, list) else levels[kept]
     plain = levels if isinstance(levels, list) else levels.tolist()
+    missing = [level is None or level != level for level in plain]  # an Arrow dictionary may contain null or NaN
+    used[kept[missing]] = False
     fresh = np.where(used, np.cumsum(used) - 1, -1)
-    hole = [level is None or level != level for level in plain]  # an Arrow dictionary may contain null or NaN
-    if any(hole):
-        rank = np.where(hole, -1, np.cumsum(np.logical_not(hole)) - 1)
-        fresh = apply(rank, fresh)
-        plain = [level for level, is_hole in zip(plain, hole, strict=True) if not is_hole]
-    return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in plain))
+    present = [level for level, is_missing in zip(plain, missing, strict=True) if not is_missing]
+    return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in present))
 
 
 def _check_levels(levels: Sequence[Any], spec: ColumnSpec) -> None:

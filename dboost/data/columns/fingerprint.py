@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dboost.data.columns.chunk import Chunk, native, row_blocks
+from dboost.data.columns.chunk import Chunk, native, plain_blocks
 from dboost.data.columns.column import CategoryColumn, Column
 from dboost.data.columns.roles import ROLES
 from dboost.data.columns.sparse import SparseColumn
@@ -50,15 +50,9 @@ def _of_column(column: Column | None) -> int:
 
 def _of_array(values: np.ndarray) -> int:
     """Return a checksum of values that depends neither on their byte order, nor on how they lie in memory."""
-    combined, dtype = 0, native(values[:0]).dtype
-    buffer: np.ndarray | None = None
-    for rows in row_blocks(values, 0, len(values)):
-        block = values[rows]
-        if block.dtype != dtype or not block.flags.carray or block.ctypes.data % 8:
-            if buffer is None:  # see `plain_blocks`
-                buffer = np.empty(block.shape, dtype)
-            buffer[: len(block)] = block
-            block = buffer[: len(block)]
+    combined = 0
+    for _, block in plain_blocks(values, 0, len(values), dtype=native(values[:0]).dtype):
+        block = block.copy() if block.ctypes.data % 8 else block
         content = block.reshape(-1).view(np.uint8)
         whole = len(content) - len(content) % 8
         digest = int(checksum(content[:whole].view(np.uint64))) ^ zlib.crc32(content[whole:].tobytes())

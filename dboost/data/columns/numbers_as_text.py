@@ -112,18 +112,6 @@ def find(levels: Sequence[Level], least: int = _LEAST) -> Resemblance | None:
     return _amounts(text, every)
 
 
-def warn_of_numbers_as_text(features: Sequence[Feature], named: bool = True) -> None:
-    """Warn of categorical features whose categories look like numbers or dates. named : whether the table names its columns."""
-    for j, feature in enumerate(features):
-        form = find(feature.categories or ())
-        if form is not None:
-            column = f"frame[{feature.name!r}]" if named else f"pandas.Series(array[:, {j}])"
-            warn(
-                f"column {feature.name!r} holds text and is categorical: {form.n_alike:,} of its {form.n_levels:,} "
-                f"categories {form.description}; convert it if it is meant to be numeric, in pandas by {form.convert(column)}"
-            )
-
-
 def hint(name: str, levels: Sequence[Level], *, is_column: bool = True) -> str:
     """Return a clause for an error about text where numbers are needed: how to convert it; empty if the text is no numbers.
 
@@ -298,9 +286,17 @@ def warn_of_text(features: Sequence[Feature], named: bool, category_kinds: Seque
     """Warn of features of text that look like numbers or dates, when a table without a model has been read; and of features
     with categories that are numbers and others that are the same numbers as text.
 
-    category_kinds : see `Reader.category_kinds`; empty if the rows are in no partitions.
+    named : whether the table names its columns; category_kinds : see `Reader.category_kinds`; empty if the rows are in no
+    partitions.
     """
-    warn_of_numbers_as_text(features, named)
+    for j, feature in enumerate(features):
+        form = find(feature.categories or ())
+        if form is not None:
+            column = f"frame[{feature.name!r}]" if named else f"pandas.Series(array[:, {j}])"
+            warn(
+                f"column {feature.name!r} holds text and is categorical: {form.n_alike:,} of its {form.n_levels:,} "
+                f"categories {form.description}; convert it if it is meant to be numeric, in pandas by {form.convert(column)}"
+            )
     for feature, first in zip(features, category_kinds or ({},) * len(features), strict=True):
         twins = _twins(feature.categories or ())
         if twins is not None:

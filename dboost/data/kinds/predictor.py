@@ -46,8 +46,11 @@ class Predictor:
 
     def promised(self, data: Any) -> np.ndarray:
         """Apply the function to a partition; the result has the declared dtype and shape also if there are no rows."""
-        if data.shape[0]:
-            return self.values(data).astype(self.dtype, copy=False)
+        return self.values(data).astype(self.dtype, copy=False) if data.shape[0] else self.of_no_rows
+
+    @property
+    def of_no_rows(self) -> np.ndarray:
+        """The result for no rows."""
         return np.empty(0 if self.names is None else (0, len(self.names)), self.dtype)
 
 

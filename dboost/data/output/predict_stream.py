@@ -54,12 +54,8 @@ def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], No
     if at_end is not None:
         at_end()
     if kind is None:
-        return predictions_like(_of_no_rows(predictor), source.without_rows(), predictor.names)
+        return predictions_like(predictor.of_no_rows, source.without_rows(), predictor.names)
     return predictions_like(np.concatenate(results), kind, predictor.names)
-
-
-def _of_no_rows(predictor: Predictor) -> np.ndarray:
-    return np.empty(0 if predictor.names is None else (0, len(predictor.names)), predictor.dtype)
 
 
 def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Callable[[], None] | None) -> Any:
@@ -74,7 +70,7 @@ def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Ca
     batches = predicted()
     first = next(batches, None)
     if first is None:
-        first = _batch(_of_no_rows(predictor), predictor)
+        first = _batch(predictor.of_no_rows, predictor)
     return pa.RecordBatchReader.from_batches(first.schema, _of_type(first.schema, chain([first], batches)))
 
 

@@ -38,12 +38,6 @@ _PIECE_BYTES = 2**16
 _HIDDEN = re.compile(r"(^|/)[._]")
 
 
-def _block_bytes(most_bytes: int | None) -> int:
-    limits = tuning()
-    n_bytes = limits.csv_block_bytes
-    return n_bytes if most_bytes is None else min(n_bytes, max(most_bytes, limits.least_csv_block_bytes))
-
-
 class CsvBlock(NamedTuple):
     """The rows whose lines begin in ``[start, start + length)`` of a file."""
 
@@ -84,19 +78,22 @@ def read_csv(files: list[DataFile], as_text: Container[str], most_bytes: int | N
     sample = sample[[name for name in sample if name not in repeated and (not repeated or name in names)]]
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))
-    blocks = list(_blocks(files, _block_bytes(most_bytes)))
-    return Parts(sample.iloc[:0], blocks, partial(read_csv_block, text=text), "read-csv")
+    return Parts(sample.iloc[:0], _blocks(files, most_bytes), partial(read_csv_block, text=text), "read-csv")
 
 
-def _blocks(files: Sequence[DataFile], block_bytes: int) -> Iterator[CsvBlock]:
-    """Yield the blocks of files."""
-    return (CsvBlock(file, start, length) for file in files for start, length in _cut(file, block_bytes))
+def _blocks(files: Sequence[DataFile], most_bytes: int | None) -> list[CsvBlock]:
+    """Return the blocks of files. most_bytes : as in `paths.open_path`."""
+    limits = tuning()
+    n_bytes = limits.csv_block_bytes
+    if most_bytes is not None:
+        n_bytes = min(n_bytes, max(most_bytes, limits.least_csv_block_bytes))
+    return [block for file in files for block in _blocks_of(file, n_bytes)]
 
 
 def text_columns(files: Sequence[DataFile], most_bytes: int | None, n_threads: int | None) -> set[str]:
     """Return the columns that contain text in any block of the files, all of which are read."""
     with ThreadPoolExecutor(n_threads) as threads:
-        return set[str]().union(*threads.map(_text_columns, list(_blocks(files, _block_bytes(most_bytes)))))
+        return set[str]().union(*threads.map(_text_columns, _blocks(files, most_bytes)))
 
 
 def _text_columns(block: CsvBlock) -> set[str]:
@@ -109,17 +106,17 @@ def _is_text(column: pd.Series) -> bool:
     return bool(pd.api.types.infer_dtype(column, skipna=True) == "string")
 
 
-def _cut(file: DataFile, block_bytes: int) -> list[tuple[int, int | None]]:
-    """Return start and length of each block of a file; one block if it is compressed or has no line feeds in the first one."""
+def _blocks_of(file: DataFile, block_bytes: int) -> list[CsvBlock]:
+    """Return the blocks of a file: one if it is compressed or has no line feeds in the first one."""
     if not file.ending.endswith(".csv"):
-        return [(0, None)]
+        return [CsvBlock(file, 0, None)]
     size = file.size or 0
     if size > block_bytes:
         fs, name = filesystem_of(file.url)
         with fs.open(name, "rb") as stream:
             if not any(b"\n" in stream.read(_PIECE_BYTES) for _ in range(0, block_bytes, _PIECE_BYTES)):
-                return [(0, None)]
-    return [(start, block_bytes) for start in range(0, max(size, 1), block_bytes)]
+                return [CsvBlock(file, 0, None)]
+    return [CsvBlock(file, start, block_bytes) for start in range(0, max(size, 1), block_bytes)]
 
 
 def read_csv_block(block: CsvBlock, *, text: list[str], columns: list[str] | None = None) -> pd.DataFrame:

@@ -64,7 +64,7 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
         filters = [RowFilter(scan_filter)] if scan_filter is not None else []
         if row_filter is not None:
             filters.append(row_filter)
-        parts = [part for file_parts in parts_of_files(parts, schema, most_bytes, filters) for part in file_parts]
+        parts = parts_of_files(parts, schema, most_bytes, filters)
     in_order = None
     if most_bytes is not None and all(isinstance(part, ParquetPart) for part in parts):
         in_order = partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)

@@ -29,7 +29,6 @@ from dboost.data.sources.parquet import ParquetPart, parts_of_files, read_in_ord
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, MissingExtraError, shown
 from dboost.files.filesystem import filesystem_of
-from dboost.tuning import tuning
 
 #: The log of a version of a Delta table, and how many are read at the same time.
 _VERSION = re.compile(r"/(\d{20})\.json$")
@@ -146,22 +145,14 @@ class DeltaAdapter:
         _check_delta(table)
         schema = pa.schema(table.schema().to_arrow())
         files = _delta_files(table, schema) if added is None else self._added_files(added, schema)
-        filters = [] if row_filter is None else [row_filter]
-        whole = [most_bytes is None and not filters and size <= tuning().small_file_bytes for _, size in files]
-        divided = [part for (part, _), is_one in zip(files, whole, strict=True) if not is_one]
-        cut = iter(parts_of_files(divided, schema, most_bytes, filters))
-        parts = [
-            part_of_file
-            for (part, _), is_one in zip(files, whole, strict=True)
-            for part_of_file in ([part] if is_one else next(cut))
-        ]
+        parts = parts_of_files(files, schema, most_bytes, [] if row_filter is None else [row_filter])
         read = partial(read_part, names=schema.names, types=schema)
         in_order = partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes) if most_bytes else None
         meta = schema.empty_table().to_pandas(types_mapper=pd.ArrowDtype)
         return Parts(meta, parts, read, "read-delta", in_order)
 
-    def _added_files(self, added: AddedFiles, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
-        parts: dict[str, tuple[ParquetPart, int]] = {}
+    def _added_files(self, added: AddedFiles, schema: pa.Schema) -> list[ParquetPart]:
+        parts: dict[str, ParquetPart] = {}
         for version in set(added.member_of.values()):
             table = self.at(version)
             _check_delta(table)
@@ -184,14 +175,14 @@ def _check_delta(table: Any) -> None:
         )
 
 
-def _delta_files(table: Any, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
-    """Return the files of the table's version with their bytes, in the order in which they were added."""
+def _delta_files(table: Any, schema: pa.Schema) -> list[ParquetPart]:
+    """Return the files of the table's version in the order in which they were added."""
     parts, order = _delta_parts(table, schema), _order(table)
     return [parts[name] for name in sorted(parts, key=order.__getitem__)]
 
 
-def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, int]]:
-    """Return the files of the table's version with their bytes, by name."""
+def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, ParquetPart]:
+    """Return the files of the table's version by name."""
     actions = pa.table(table.get_add_actions(flatten=True))
     uris = table.file_uris()
     names = [unquote(path) for path in actions["path"].to_pylist()]
@@ -201,13 +192,13 @@ def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, 
     folders = [uri.removesuffix(name) for uri, name in zip(uris, names, strict=True)]
     deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
-    parts: dict[str, tuple[ParquetPart, int]] = {}
+    parts: dict[str, ParquetPart] = {}
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
         partition_values = {name.removeprefix(_PARTITION): actions[name][i].as_py() for name in constants}
         columns = {name: pa.array([value], schema.field(name).type) for name, value in partition_values.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
         size = actions["size_bytes"][i].as_py()
-        parts[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size), size)
+        parts[name] = ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size)
     return parts
 
 

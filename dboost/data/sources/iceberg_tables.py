@@ -228,14 +228,13 @@ def _iceberg_parts(
         if may_be_cut(task)
     }
     footers = read_footers([part.file for part in whole.values()], exact=False, filesystem=files)
-    chosen = [k for k, footer in zip(whole, footers, strict=True) if _has_fields(footer.schema, schema, partition_sources)]
-    cut = dict(zip(chosen, parts_of_files([whole[k] for k in chosen], types, most_bytes, filters), strict=True))
+    chosen = {k for k, footer in zip(whole, footers, strict=True) if _has_fields(footer.schema, schema, partition_sources)}
     parts: list[Any] = []
     for k, task in enumerate(tasks):
-        if k not in cut and most_bytes is not None:
+        if k not in chosen and most_bytes is not None:
             _check_size(scan.io, task.file, LARGEST * most_bytes)
-        parts += cut.get(k, [_IcebergFile(task)])
-    return parts
+        parts.append(whole[k] if k in chosen else _IcebergFile(task))
+    return parts_of_files(parts, types, most_bytes, filters)
 
 
 def _has_fields(stored: pa.Schema, schema: Any, of_partitions: Collection[int]) -> bool:

@@ -88,11 +88,6 @@ class ParquetPart:
     is_decoded_once: bool = False
 
     @property
-    def first_row_group(self) -> int:
-        """Number of the first row group in the file."""
-        return 0 if self.row_groups is None else self.row_groups[0]
-
-    @property
     def shared(self) -> Any:
         """What is decoded once for all ranges of its rows that are read in order: the row group; None if nothing is."""
         return (self.file.url, self.row_groups) if self.is_decoded_once else None
@@ -117,15 +112,10 @@ class Footer:
     def n_rows(self) -> int:
         return sum(n for n, _ in self.row_groups)
 
-    @property
-    def index(self) -> list[str]:
-        """Names of the columns in which pandas has stored the index."""
-        return _index_columns(self.schema)
-
     @cached_property
     def columns(self) -> list[str]:
         """Names of the columns, without those of the index."""
-        index = set(self.index)
+        index = set(_index_columns(self.schema))
         return [name for name in self.schema.names if name not in index and not _INDEX_LEVEL.fullmatch(name)]
 
 
@@ -176,7 +166,7 @@ def open_parquet(
     # Arrow cannot select rows of a string_view.
     fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in footer.schema]
     empty = pa.schema(fields, footer.schema.metadata).empty_table()
-    meta = _frame(empty, first_constants, names, footer.index)
+    meta = _frame(empty, first_constants, names, _index_columns(footer.schema))
     fields = [
         *(field for field in fields if field.name not in first_constants),
         *(pa.field(name, first_constants[name].type) for name in first_constants),
@@ -349,14 +339,16 @@ def _cast(extremes: Extremes, kind: pa.DataType) -> Extremes | None:
     return None
 
 
-def parts_of_files(
-    parts: Sequence[Any], schema: pa.Schema, most_bytes: int | None, filters: Sequence[RowFilter] = ()
-) -> list[list[Any]]:
-    """Return for each part that is a Parquet file its parts of about the target size; for others the part itself.
+def parts_of_files(parts: Sequence[Any], schema: pa.Schema, most_bytes: int | None, filters: Sequence[RowFilter]) -> list[Any]:
+    """Return parts with those that are Parquet files divided into parts of about the target size.
 
+    A file that is known to be small is one part, and its footer is not read if nothing depends on it.
     schema : of the table; most_bytes : as in `open_parquet`; filters : row groups without rows that they keep are left out.
     """
-    whole = [part for part in parts if isinstance(part, ParquetPart)]
+    most_undivided = tuning().small_file_bytes if most_bytes is None and not filters else -1
+    whole = [
+        part for part in parts if isinstance(part, ParquetPart) and (part.n_bytes is None or part.n_bytes > most_undivided)
+    ]
     footers: list[Footer] = []
     for filesystem, group in groupby(whole, key=lambda part: part.filesystem):
         files = [part.file for part in group]
@@ -366,7 +358,7 @@ def parts_of_files(
         id(part): list(parts_of(replace(part, footer=footer.digest), footer, most_bytes, file_groups))
         for part, footer, file_groups in zip(whole, footers, possible, strict=True)
     }
-    return [cut.get(id(part), [part]) for part in parts]
+    return [piece for part in parts for piece in cut.get(id(part), [part])]
 
 
 def parts_of(
@@ -448,9 +440,11 @@ def read_in_order(
             yield read_part(run[0], names=names, types=types, columns=wanted)
             continue
         with _opened_parquet(run[0], types, wanted) as (file, stored, index):
-            group = file.metadata.row_group(run[0].first_row_group)
-            once = stored and _decoder_bytes(group, stored) <= 2 * most_bytes
-            tables = _ranges_of(file, run, stored) if once else (_rows_of(file, part, [*stored, *index]) for part in run)
+            groups, spans = list(run[0].row_groups or ()), [part.rows for part in run if part.rows is not None]
+            if stored and _decoder_bytes(file.metadata.row_group(groups[0]), stored) <= 2 * most_bytes:
+                tables = _ranges_of(file, groups, spans, stored, max(last - first for first, last in spans))
+            else:
+                tables = (_rows_of(file, part, [*stored, *index]) for part in run)
             for part, table in zip(run, tables, strict=True):
                 yield _frame_of_part(part, table, types, wanted, index)
                 del table
@@ -518,11 +512,15 @@ def _decoder_bytes(group: Any, columns: Collection[str] | None) -> int:
     return n_bytes
 
 
-def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> Iterator[pa.Table]:
-    """Yield columns of consecutive ranges of a row group. Most are a batch of Arrow each, without a copy, see `parts_of`."""
-    spans = [part.rows for part in parts if part.rows is not None]
+def _ranges_of(
+    file: Any, groups: list[int], spans: Sequence[tuple[int, int]], columns: list[str], batch_rows: int
+) -> Iterator[pa.Table]:
+    """Yield columns of consecutive ranges of rows of row groups; of a range that is a batch of Arrow without a copy.
+
+    spans : first and last row, exclusive, of each range; batch_rows : most rows that are decoded at once.
+    """
     before = spans[0][0]
-    batches = file.iter_batches(max(b - a for a, b in spans), list(parts[0].row_groups or ()), columns, use_threads=False)
+    batches = file.iter_batches(batch_rows, groups, columns, use_threads=False)
     rest: Any = None
     for first, last in spans:
         pieces: list[Any] = []
@@ -567,22 +565,10 @@ def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
         if part.rows is None:
             arrays[name] = file.read_row_groups(groups, [name], use_threads=False)[name]
         else:
-            arrays[name] = _some_rows(file, groups, name, part.rows)
+            (table,) = _ranges_of(file, groups, [part.rows], [name], min(_BATCH_ROWS, n_rows))
+            arrays[name] = table[name]
         pa.default_memory_pool().release_unused()  # what decoding has freed: several times the size of the column
     return pa.table(arrays, metadata=file.schema_arrow.metadata)
-
-
-def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -> pa.Array:
-    """Return some rows of a column of row groups. rows : the first and the last one, exclusive."""
-    batches, start = [], 0
-    for batch in file.iter_batches(min(_BATCH_ROWS, rows[1] - rows[0]), groups, [name], use_threads=False):
-        first, last = max(rows[0] - start, 0), min(rows[1] - start, batch.num_rows)
-        if first < last:
-            batches.append(batch.column(name).slice(first, last - first))
-        start += batch.num_rows
-        if start >= rows[1]:
-            break
-    return pa.concat_arrays(batches)  # a copy: slices would keep whole batches
 
 
 def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str]) -> pa.Table:
@@ -607,7 +593,7 @@ def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str]
     frame = pa.table(arrays).to_pandas(types_mapper=pd.ArrowDtype) if arrays else pd.DataFrame(index=range(table.num_rows))
     if index:
         return frame.set_axis(table.select(index).to_pandas().index)
-    for stored in _pandas_index(table.schema):
+    for stored in _of_pandas(table.schema, "index_columns"):
         if isinstance(stored, dict) and len(range(stored["start"], stored["stop"], stored["step"])) == len(frame):
             frame.index = pd.RangeIndex(stored["start"], stored["stop"], stored["step"], name=stored["name"])
     return frame
@@ -619,19 +605,14 @@ def _of_pandas(schema: pa.Schema, key: str) -> list[Any]:
     return [] if described is None else json.loads(described).get(key, [])
 
 
-def _pandas_index(schema: pa.Schema) -> list[Any]:
-    """Return where pandas has stored the index of a frame: names of columns, or the range of a RangeIndex."""
-    return _of_pandas(schema, "index_columns")
-
-
 def _pandas_categoricals(schema: pa.Schema) -> set[str]:
     """Return the columns that were categorical in pandas; Parquet itself keeps that only for text."""
     return {column["field_name"] for column in _of_pandas(schema, "columns") if column["pandas_type"] == "categorical"}
 
 
 def _index_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns in which pandas has stored the index."""
-    return [name for name in _pandas_index(schema) if isinstance(name, str) and name in schema.names]
+    """Return the names of the columns in which pandas has stored the index; a RangeIndex is no column."""
+    return [name for name in _of_pandas(schema, "index_columns") if isinstance(name, str) and name in schema.names]
 
 
 @contextmanager

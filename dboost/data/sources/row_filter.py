@@ -197,22 +197,16 @@ def _is_converted(kind: Any) -> bool:
 
 def _without_converted(known: Sequence[dict[str, Extremes]], schema: Any) -> tuple[list[dict[str, Extremes]], Any]:
     """Return extremes and schema for columns that `_as_numbers` has converted, of which nothing is known."""
-    types = {field.name: pa.float64() if _is_converted(field.type) else field.type for field in schema}
-    kept = []
-    for of_group in known:
-        plain = {
+    converted = {field.name for field in schema if _is_converted(field.type)}
+    plain = [
+        {
             name: extremes
-            for name, extremes in of_group.items()
-            if not (extremes.least is not None and _is_converted(extremes.least.type))
+            for name, extremes in group.items()
+            if name not in converted and not (extremes.least is not None and _is_converted(extremes.least.type))
         }
-        kept.append(
-            {
-                name: extremes
-                for name, extremes in plain.items()
-                if name not in types or not _is_converted(schema.field(name).type)
-            }
-        )
-    return kept, pa.schema(list(types.items()))
+        for group in known
+    ]
+    return plain, pa.schema([field.with_type(pa.float64()) if field.name in converted else field for field in schema])
 
 
 def _guarantees(field: Any, extremes: Extremes) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Rows that are still to be read: one protocol for all sources, and its two forms.
+"""Rows that are still to be read, in two forms.
 
-A `Source` has the names of its columns, and partitions in a fixed order, of which only the wanted columns are read:
+Both have the names of their columns, and yield their partitions in a fixed order, of which only the wanted columns are read:
 
 * `Parts`: rows that every process can read part by part, such as files, groups of their rows, fragments of a dataset. The parts
   are small records that are sent to the process that reads them; how Dask tokenizes a part is its fingerprint. `lazy` returns
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.columns.chunk import slice_rows
@@ -35,21 +35,8 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
 
 _MIB = 2**20
-
-
 #: Rows of a batch of `Stream.first_batches`, where the source lets us choose it.
 _FIRST_ROWS = 1000
-
-
-class Source(Protocol):
-    """Rows that are still to be read."""
-
-    @property
-    def names(self) -> Names:
-        """Names of the columns."""
-
-    def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yield the partitions in order, as tables in memory with at least these columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +65,7 @@ class Parts:
         return n_bytes if len(n_bytes) == len(self.parts) else None
 
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield the partitions in order, as frames with these columns."""
         if self.read_in_order is not None:
             return self.read_in_order(self.parts, columns=list(columns))
         return (self.read(part, columns=list(columns)) for part in self.parts)
@@ -101,9 +89,12 @@ class Parts:
 
     def filtered(self, row_filter: RowFilter) -> Parts:
         """Return the rows that satisfy a predicate."""
-        kept = _Kept(row_filter, row_filter.columns(self.names), list(self.meta.columns))
-        read_in_order = None if self.read_in_order is None else partial(kept.of_parts, read=self.read_in_order)
-        return replace(self, read=partial(kept.of_part, read=self.read), read_in_order=read_in_order)
+        used = row_filter.columns(self.names)
+        read = partial(_kept_of_part, read=self.read, row_filter=row_filter, used=used, names=list(self.meta.columns))
+        in_order = self.read_in_order
+        if in_order is not None:
+            in_order = partial(_kept_of_parts, read=in_order, row_filter=row_filter, used=used)
+        return replace(self, read=read, read_in_order=in_order)
 
     def lazy(self) -> dd.DataFrame:
         """Return the rows as a lazy frame with one partition for each part."""
@@ -149,25 +140,32 @@ class ReadCount:
             self._show(-(-self._done // self._scale), -(-self._total // self._scale), self._unit)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The rows of parts that satisfy a predicate."""
+def _kept_of_part(
+    part: Any,
+    *,
+    read: Callable[..., pd.DataFrame],
+    row_filter: RowFilter,
+    used: list[str],
+    names: list[str],
+    columns: list[str] | None = None,
+) -> pd.DataFrame:
+    """Return the rows of a part that satisfy a predicate. used : its columns; columns : those to read, default `names`."""
+    wanted = names if columns is None else columns
+    return row_filter.rows_of(read(part, columns=list(dict.fromkeys([*wanted, *used]))))[wanted]
 
-    row_filter: RowFilter
-    #: Columns of the predicate, and of the table.
-    used: list[str]
-    names: list[str]
 
-    def of_part(self, part: Any, *, read: Callable[..., pd.DataFrame], columns: list[str] | None = None) -> pd.DataFrame:
-        wanted = self.names if columns is None else columns
-        return self.row_filter.rows_of(read(part, columns=list(dict.fromkeys([*wanted, *self.used]))))[wanted]
-
-    def of_parts(
-        self, parts: Sequence[Any], *, read: Callable[..., Iterator[pd.DataFrame]], columns: list[str]
-    ) -> Iterator[pd.DataFrame]:
-        for frame in read(parts, columns=list(dict.fromkeys([*columns, *self.used]))):
-            yield self.row_filter.rows_of(frame)[columns]
-            del frame
+def _kept_of_parts(
+    parts: Sequence[Any],
+    *,
+    read: Callable[..., Iterator[pd.DataFrame]],
+    row_filter: RowFilter,
+    used: list[str],
+    columns: list[str],
+) -> Iterator[pd.DataFrame]:
+    """Yield `_kept_of_part` of parts that are read in order."""
+    for frame in read(parts, columns=list(dict.fromkeys([*columns, *used]))):
+        yield row_filter.rows_of(frame)[columns]
+        del frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +198,7 @@ class Stream:
         return self.data.head(0).collect() if is_a(self.data, "polars", "LazyFrame") else pa.table({})
 
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield the partitions in order, as tables in memory with at least these columns."""
         if self.row_filter is None:
             yield from self._partitions(columns)
             return

@@ -58,7 +58,6 @@ from dboost.data.columns.labels import Names, array_names
 from dboost.data.columns.read_plan import columns_like
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import bad_shape
-from dboost.data.kinds.predictions_like import NAME
 from dboost.data.kinds.predictor import Predictor
 from dboost.data.kinds.table_kinds import is_path, library, predictions_like
 from dboost.data.sources.row_filter import RowFilter
@@ -478,12 +477,7 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
         return _through_array(whole_rows(data), task, predictor)
     if predictor.named:
         data = select(data, tuple(map(str, columns)))
-    index = data._meta.index
-    meta: Any
-    if predictor.names is None:
-        meta = pd.Series(np.empty(0, predictor.dtype), index=index[:0], dtype=predictor.dtype, name=NAME)
-    else:
-        meta = pd.DataFrame(np.empty((0, len(predictor.names)), predictor.dtype), index[:0], list(predictor.names))
+    meta = predictions_like(predictor.of_no_rows, data._meta.iloc[:0], predictor.names)
     return dd.map_partitions(_predict_frame, data, task, meta=meta, enforce_metadata=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import Chunk, DecodedColumns, MatrixColumns, values_of
+from dboost.data.columns.chunk import Chunk, DecodedColumns, MatrixColumns, matrix_of
 from dboost.data.columns.column import CategoryColumn, Column, apply
 from dboost.data.columns.roles import NO_ROLES, RowRoles, joined, kept_rows
 from dboost.data.tables.reader import StoredSlice, StoredSlices
@@ -251,7 +251,7 @@ def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
             blocks = [
-                values_of(chunk, positions)
+                matrix_of(chunk, positions, np.float64)
                 for _, positions, chunk in table.slices(i, rows[low:high] - start)
                 if positions is not None
             ]
