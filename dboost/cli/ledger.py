@@ -54,7 +54,6 @@ from dboost.files.lease import Lease
 from dboost.params import canonical
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
-#: Version 1 had no settings; its batches are finished with any. Version 2 had no tables.
 _FORMAT, _VERSION = "dboost ledger", 3
 #: Keywords of `dboost.fit` that do not decide the model, or are recorded otherwise.
 _NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from", "workers"}
@@ -249,8 +248,6 @@ class Ledger:
         raise DataError(f"{model} is not the model that {ledger} records: restore that one, or remove both to start again")
 
     def _check_settings(self, pending: FileBatch) -> None:
-        if pending.settings is None:
-            return
         defaults = _defaults()
         differs = first_difference(defaults | pending.settings, defaults | self._settings)
         if differs is not None:
@@ -274,8 +271,8 @@ class Ledger:
             return [], None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{shown(self.path)} is damaged: {error}") from error
-        settled = [_batch(record) for record in content["settled"]]
-        pending = None if content["pending"] is None else _batch(content["pending"])
+        settled = [FileBatch(**record) for record in content["settled"]]
+        pending = None if content["pending"] is None else FileBatch(**content["pending"])
         root = content["data"]
         if root != self._source.root:
             if not settled and self._base is None:
@@ -302,16 +299,13 @@ class Ledger:
         write_whole(self.path, json.dumps(content, indent=1).encode())
 
 
-#: What a ledger may hold. Batches of version 1 have no settings.
+#: What a ledger may hold.
 _BATCH: Shape = {
-    "files": {OTHERS: Within(0)}, "base": (str, None), "model": (str, None), "settings?": ({OTHERS: ANY}, None),
+    "files": {OTHERS: Within(0)}, "base": (str, None), "model": (str, None), "settings": {OTHERS: ANY},
     "stamps?": {OTHERS: str}, "digests?": {OTHERS: str},
     "table?": (str, None), "version?": (Within(0), None), "begins_anew?": bool,
 }  # fmt: skip
 _LEDGER: Shape = {
-    "format": re.compile(_FORMAT), "version": Within(1, _VERSION), "data": str, "settled": [_BATCH], "pending": (_BATCH, None),
+    "format": re.compile(_FORMAT), "version": Within(_VERSION, _VERSION), "data": str, "settled": [_BATCH],
+    "pending": (_BATCH, None),
 }  # fmt: skip
-
-
-def _batch(record: dict[str, Any]) -> FileBatch:
-    return FileBatch(**{"settings": None} | record)

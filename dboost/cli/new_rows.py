@@ -33,11 +33,11 @@ class FileBatch:
     files: dict[str, int]
     #: Digest of the continued model; None for a first one.
     base: str | None
-    #: What else decides the new model: target and keywords of `dboost.fit`, see `model_settings`; None in version 1.
-    settings: dict[str, Any] | None
+    #: What else decides the new model: target and keywords of `dboost.fit`, see `model_settings`.
+    settings: dict[str, Any]
     #: Digest of the new model; None before the end of training.
     model: str | None = None
-    #: Stamps of the files by name; ledgers of earlier versions have none.
+    #: Stamps of the files by name.
     stamps: dict[str, str] = field(default_factory=dict)
     #: SHA-256 of the files whose stamp is no tag, by name.
     digests: dict[str, str] = field(default_factory=dict)
@@ -50,9 +50,8 @@ class FileBatch:
     @property
     def name(self) -> str:
         """A name that is unique to these files, this continued model and these settings."""
-        settings = [] if self.settings is None else [self.settings]
         version = [] if self.version is None else [self.version, self.begins_anew]
-        content = [self.base, sorted(self.files.items()), *settings, *version]
+        content = [self.base, sorted(self.files.items()), self.settings, *version]
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -10,8 +10,8 @@ import os
 
 from dboost.errors import InputTypeError, WorkingFolderError
 
-#: Name of the description of a data set of `dboost.prepare`, and the one in folders of older versions.
-PREPARED, OLD_PREPARED = "dataset.json", "binned.json"
+#: Name of the description of a data set of `dboost.prepare`.
+PREPARED = "dataset.json"
 
 
 def path_text(path: str | os.PathLike[str]) -> str:

@@ -66,7 +66,7 @@ def parse_description(data: bytes, name: str, version: int, parse: Callable[[dic
         if stored["version"] > version:
             raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {version}")
         if stored["version"] < version:
-            raise older_format(name)
+            raise StorageError(f"{name} has the format of an older dboost: prepare the data set again with dboost.prepare")
         if digest_of(content_text(stored["content"])) != stored["sha256"]:
             raise StorageError(f"{name} is damaged: its content does not match its checksum")
         return parse(stored["content"])
@@ -74,11 +74,6 @@ def parse_description(data: bytes, name: str, version: int, parse: Callable[[dic
         raise StorageError(
             f"{name} is damaged or no description of prepared data: {error}; prepare the data set again"
         ) from error
-
-
-def older_format(name: str) -> StorageError:
-    """Return the error for a data set that an older dboost has written. name : of its folder or file."""
-    return StorageError(f"{name} has the format of an older dboost: prepare the data set again with dboost.prepare")
 
 
 def binning_content(binning: Binning, named: bool) -> dict[str, Any]:

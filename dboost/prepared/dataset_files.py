@@ -43,7 +43,7 @@ from dboost.errors import DataError, DBoostError, ModelFileError, reason, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.files.filesystem import filesystem_of, has_query
 from dboost.files.lease import Lease
-from dboost.files.path_text import OLD_PREPARED, PREPARED, path_text
+from dboost.files.path_text import PREPARED, path_text
 from dboost.model.ensemble import Ensemble
 from dboost.prepared.dataset_checks import (
     PartPromise,
@@ -55,7 +55,6 @@ from dboost.prepared.dataset_checks import (
     decode_part,
     decoded,
     digest_of,
-    older_format,
     parse_binning,
     parse_description,
     parse_filled,
@@ -156,11 +155,8 @@ class StoredDataset(BinnedRows):
 
 
 def is_prepared(path: Any) -> bool:
-    """Whether a folder has a prepared data set, which may be damaged, or that of an older dboost."""
-    if not isinstance(path, str | os.PathLike):
-        return False
-    folder = path_text(path)
-    return any(os.path.isfile(f"{folder}/{name}") for name in (PREPARED, OLD_PREPARED))
+    """Whether a folder has a prepared data set, which may be damaged."""
+    return isinstance(path, str | os.PathLike) and os.path.isfile(f"{path_text(path)}/{PREPARED}")
 
 
 def is_stored(root: str) -> bool:
@@ -183,8 +179,6 @@ def read_dataset(root: str) -> StoredDataset:
     try:
         content = read_whole(name)
     except ModelFileError as error:
-        if os.path.isfile(f"{root}/{OLD_PREPARED}"):
-            raise older_format(root) from error
         raise StorageError(str(error)) from error
     return parse_description(content, shown(name), VERSION, partial(_parsed, root))
 

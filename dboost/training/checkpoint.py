@@ -54,7 +54,7 @@ from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.history import NOT_SCORES, appended, metrics_of
 
-#: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
+#: Version of the format of `state.json`; other versions are rejected.
 VERSION = 2
 STATE = "state.json"
 _LEASE = "lease.json"
@@ -95,7 +95,7 @@ class Checkpoint:
     BusyError
         On entering, if another run has the checkpoint.
     ModelFileError
-        If the folder cannot be written; on entering, if its state is damaged or of a newer version.
+        If the folder cannot be written; on entering, if its state is damaged or of another version.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
@@ -234,16 +234,13 @@ class Checkpoint:
 
     def _check_data(self, stored: dict[str, Any], current: dict[str, Any]) -> None:
         """Raise DataError for other data, ParameterError for another number of bites."""
-        stored = in_names(stored, current) if "the target" in stored else stored
-        n_bites = stored.get("n_bites", current.get("n_bites"))
+        n_bites = stored.get("n_bites")
         if n_bites != current.get("n_bites") and stored["rows"] == current["rows"]:
             raise ParameterError(
                 f"{self._refusal}: with the memory_limit of then there were {n_bites} arcbites, now there are "
                 f"{current['n_bites']} (give the same memory_limit, or n_bites={n_bites})"
             )
-        differs = first_difference(
-            {**stored, "n_bites": n_bites, "columns": None}, {"n_bites": None, **current, "columns": None}
-        )
+        differs = first_difference({**stored, "columns": None}, {**current, "columns": None})
         column = first_difference(stored["columns"], current["columns"])
         if differs is not None and differs[0] == "rows":
             described = f"there were {differs[1]} rows then, there are {differs[2]} now"
@@ -345,15 +342,14 @@ class Checkpoint:
         head = _HEAD.match(data)
         if head is None:
             raise ModelFileError(f"{name} is not the state of a checkpoint, or its first line is damaged")
-        if int(head[1]) > VERSION:
-            raise ModelFileError(
-                f"{name} has format version {int(head[1])}, written by a newer dboost; this one knows {VERSION}"
-            )
+        if (version := int(head[1])) != VERSION:
+            age = "a newer" if version > VERSION else "an older"
+            raise ModelFileError(f"{name} has format version {version}, written by {age} dboost; this one knows {VERSION}")
         content = data[head.end() :]
         if hashlib.sha256(content).hexdigest() != head[2].decode():
             raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
         try:
-            state = _parsed(b"{" + content, int(head[1]))
+            state = _parsed(b"{" + content)
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{name} does not hold a valid state of a checkpoint: {error}") from error
         return state
@@ -432,8 +428,6 @@ _DATA: Shape = {
     "rows": Within(1), "target": Within(0), "sample_weight": Within(0), "group?": Within(0), "n_bites?": Within(1),
     "order": [str], "columns": {OTHERS: _SHA256}, "loss": {"name": str, OTHERS: PLAIN},
 }  # fmt: skip
-#: Of version 1: under the words of messages, see `in_names`.
-_DATA_1: Shape = {"rows": Within(1), "the order of columns": [str], OTHERS: ANY}
 #: The entries of `State`.
 _STATE: Shape = {
     "identity": {"asked": {OTHERS: ANY}, "data": _DATA},
@@ -451,10 +445,10 @@ _STATE: Shape = {
 }  # fmt: skip
 
 
-def _parsed(content: bytes, version: int) -> State:
+def _parsed(content: bytes) -> State:
     """Return the state in the content of `state.json`; ValueError or RecursionError if it is no valid one."""
     entries = json.loads(content)
-    check_shape(entries, _STATE if version > 1 else _STATE | {"identity": {"asked": {OTHERS: ANY}, "data": _DATA_1}}, "it")
+    check_shape(entries, _STATE, "it")
     state = State(**entries)
     last = None
     for part in state.parts:
@@ -464,7 +458,7 @@ def _parsed(content: bytes, version: int) -> State:
     asks_bites = state.identity["asked"].get("arcbites") is not None
     if (state.visits is None) == asks_bites and (state.parts or state.history):
         raise ValueError("its visits and the parameter arcbites do not fit")
-    if version > 1 and ("n_bites" in state.identity["data"]) != asks_bites:
+    if ("n_bites" in state.identity["data"]) != asks_bites:
         raise ValueError("its number of arcbites and the parameter arcbites do not fit")
     numbers = [record["iteration"] for record in state.history]
     first = state.parts[0]["first_iteration"] if state.parts else 1
@@ -480,10 +474,6 @@ def _parsed(content: bytes, version: int) -> State:
         steps = zip(numbers, [first - 1, *numbers], strict=False)
         if of_visits != list(enumerate(state.visits["bites"], 1)) or any(now > before + 1 for now, before in steps):
             raise ValueError("its history is not that of its visits")
-    if version == 1:
-        by_label = {label: name for name, label in CALLED.items()}
-        asked = {by_label.get(key, key): value for key, value in state.identity["asked"].items()}
-        return replace(state, identity=state.identity | {"asked": asked})
     return state
 
 
@@ -509,17 +499,6 @@ def describe_data(binning: Binning, loss: BaseLoss, n_rows: int, n_bites: int | 
     if len(sums) > 2 + n_features:
         rows["group"] = sums[-1]
     return rows | {"order": list(columns), "columns": columns, "loss": plain(loss.to_dict())}
-
-
-def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
-    """Convert the identity of the data from version 1 of the format.
-
-    In version 1 columns were separate entries, and the number of bites was stored only if the user had given it.
-    """
-    known = {name: stored[label] for name, label in CALLED.items() if stored.get(label) is not None}
-    keys = {f"column {name!r}": name for name in current["columns"]}
-    columns = {keys.get(key, key): value for key, value in stored.items() if key.startswith("column ")}
-    return {"rows": stored["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
 def merged_fingerprint(backend: Backend, spec: ShardSpec) -> list[int]:

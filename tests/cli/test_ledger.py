@@ -460,15 +460,6 @@ class TestSettingsOfABatch:
         others = ("growth=depth_wise", "max_iter=100", "n_threads=1", "memory_limit=1GiB", "checkpoint_every=3")
         assert main((*COMMAND, *(word for other in others for word in ("--set", other)), "--checkpoint", "elsewhere")) == 0
 
-    def test_a_ledger_of_version_1_is_finished(self, learned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-        arrive(1)
-        self.killed(monkeypatch)
-        content = json.loads(Path("model.json.ledger.json").read_text())
-        del content["pending"]["settings"]
-        Path("model.json.ledger.json").write_text(json.dumps(content | {"version": 1}))
-        assert main((*COMMAND, "--set", "max_iter=7")) == 0
-        assert json.loads(Path("model.json.ledger.json").read_text())["version"] == 3
-
 
 class TestSlips:
     """What was wrong in a first command does not stay in the ledger."""

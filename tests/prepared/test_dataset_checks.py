@@ -156,17 +156,15 @@ def test_another_number_of_targets_is_refused(tmp_path: Path, n_targets: Any) ->
 
 
 def test_sets_in_another_format_are_refused(base: Path, tmp_path: Path) -> None:
-    older, newer = tmp_path / "older", tmp_path / "newer"
-    older.mkdir()
-    (older / "binned.json").write_text("{}")
-    (older / "codes").touch()
-    shutil.copytree(base, newer)
-    text = (newer / "dataset.json").read_text()
-    for folder, version, complaint in ((older, 0, "older dboost"), (newer, 2, "older dboost"), (newer, 9, "format version 9")):
-        if version:
-            (newer / "dataset.json").write_text(text.replace(f'"version": {VERSION}', f'"version": {version}'))
+    folder = tmp_path / "data"
+    shutil.copytree(base, folder)
+    text = (folder / "dataset.json").read_text()
+    for version, complaint in ((2, "older dboost"), (9, "format version 9")):
+        (folder / "dataset.json").write_text(text.replace(f'"version": {VERSION}', f'"version": {version}'))
         for call in (dboost.Dataset, lambda path: dboost.fit(path, **OPTIONS)):
             with pytest.raises(StorageError, match=f"{folder}.*{complaint}"):
                 call(folder)
-    with pytest.raises(DataError, match="older is there already and holds no prepared data"):
-        dboost.prepare(mixed_frame(50), "y", older)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").touch()
+    with pytest.raises(DataError, match="other is there already and holds no prepared data"):
+        dboost.prepare(mixed_frame(50), "y", tmp_path / "other")

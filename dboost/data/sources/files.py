@@ -38,7 +38,7 @@ from dboost._lazy_import import is_a, pa
 from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
 from dboost.files.filesystem import filesystem_of, has_query, without_query
-from dboost.files.path_text import OLD_PREPARED, PREPARED, path_text
+from dboost.files.path_text import PREPARED, path_text
 
 #: Characters of a glob.
 MAGIC = re.compile(r"[*?\[]")
@@ -225,7 +225,7 @@ def find_files(path: Any) -> DataFiles:
             root, entries = posixpath.dirname(name), {name: fs.info(name)}
         elif fs.isdir(name):
             root, entries = name.rstrip("/") or "/", fs.find(name, detail=True)
-            if any(f"{root.rstrip('/')}/{description}" in entries for description in (PREPARED, OLD_PREPARED)):
+            if f"{root.rstrip('/')}/{PREPARED}" in entries:
                 raise DataError(
                     f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table"
                 )
