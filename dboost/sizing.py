@@ -30,7 +30,7 @@ from dboost.display import counted, duration, html_card
 from dboost.errors import ParameterError
 from dboost.kernels.threads import is_small
 from dboost.losses.deviance import SquaredError
-from dboost.params import Parameters
+from dboost.params import Integer, Parameters
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
@@ -209,7 +209,7 @@ def plan(
     if hasattr(rows, "shape") and not isinstance(rows, np.generic):
         raise ParameterError("plan takes numbers, not a table: dboost.plan(len(frame), n_features), without the target")
     for name, value in (("rows", rows), ("columns", columns)):
-        _check_count(name, value)
+        Integer(1).checked(name, value)
     if columns > MOST_COLUMNS:
         raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
     spec = _spec(int(rows), int(columns))
@@ -221,7 +221,7 @@ def plan(
         hosts = Counter(_hosts_of(client))
     else:
         for name in stated.keys() - {"worker_memory"}:
-            _check_count(name, stated[name])
+            Integer(1).checked(name, stated[name])
         n_threads = WORKER_THREADS if worker_threads is None else int(worker_threads)
         limit = parse_memory_limit(WORKER_MEMORY if worker_memory is None else worker_memory, "worker_memory")
         hosts = Counter([_Host((_Worker(n_threads, limit),), n_threads)])
@@ -485,8 +485,3 @@ def _spec(rows: int, columns: int) -> ShardSpec:
         n_channels=precision_of(parameters, loss.constant_hessian).n_channels,
         speculates=policy.order != ANY_ORDER,
     )
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ParameterError(f"{name}={value!r} must be a positive whole number")

@@ -59,7 +59,6 @@ from dboost.inspection.row_functions import (
     Block,
     Key,
     ScoringRoles,
-    at_least_one,
     over_blocks,
     rows_with_roles,
     sample,
@@ -67,6 +66,7 @@ from dboost.inspection.row_functions import (
 from dboost.inspection.shapley import check_counts, goes_left, shares
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree
 from dboost.model.outputs import Outputs
+from dboost.params import Choice, Integer
 from dboost.schema import Feature
 
 
@@ -271,11 +271,10 @@ def partial_dependence(
     """Return partial dependence; `Booster.partial_dependence` documents it."""
     chosen = ensemble.feature_positions(features, at_most=2)
     for name, value, choices in (("kind", kind, KINDS), ("scale", scale, SCALES)):
-        if value not in choices:
-            raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+        Choice(*choices).checked(name, value)
     if data is None and kind != "average":
         raise ParameterError(f"kind={kind!r} needs rows: pass data=…")
-    max_rows = at_least_one("max_rows", max_rows)
+    max_rows = Integer(1).checked("max_rows", max_rows)
     if roles.sample_weight is not None and (data is None or kind == "individual"):
         why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
@@ -587,7 +586,7 @@ def interaction_strength(
 
 def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """A sample of the rows and their weights."""
-    block = sample(data, ensemble, at_least_one("max_rows", max_rows), ScoringRoles(weight))[1]
+    block = sample(data, ensemble, Integer(1).checked("max_rows", max_rows), ScoringRoles(weight))[1]
     if block.weight is not None and not block.weight.any():
         raise DataError("inspect: no selected row has a weight above 0")
     return block.block, block.weight

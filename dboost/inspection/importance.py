@@ -36,11 +36,11 @@ from dboost.data import ReadOptions, Table, open_table
 from dboost.data.columns.chunk import plain
 from dboost.data.kinds.named_columns import with_named_targets
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.params import Integer
 from dboost.session.target import Target, check_order_of_targets, encode_like
 from dboost.session.warm_start import row_matrices
 
@@ -156,9 +156,8 @@ def permutation_importance(
     DataError
         As in `dboost.fit`; if the target holds an unknown class; if the metric is undefined on the rows.
     """
-    n_repeats = at_least_one("n_repeats", n_repeats)
-    if not isinstance(random_state, int) or random_state < 0:
-        raise ParameterError(f"random_state={random_state!r} must be an integer of at least 0")
+    n_repeats = Integer(1).checked("n_repeats", n_repeats)
+    random_state = Integer(0).checked("random_state", random_state)
     loss = losses.from_dict(ensemble.loss)
     check_order_of_targets(with_named_targets(target, data), loss)
     scored_by = find_metrics(metric, loss)[0]

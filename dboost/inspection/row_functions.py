@@ -200,13 +200,6 @@ def _within(numbers: np.ndarray, start: int, length: int) -> np.ndarray:
     return numbers[low:high] - start
 
 
-def at_least_one(name: str, value: Any) -> int:
-    """Return a parameter that counts something, or raise a `ParameterError` that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ParameterError(f"{name}={value!r} must be an integer of at least 1")
-    return int(value)
-
-
 def _in_memory(data: Any, ensemble: Ensemble, roles: ScoringRoles) -> tuple[int, Iterable[tuple[int, Block]]]:
     """Return the number of rows of a table in memory, and its blocks with the positions of their first rows."""
     if isinstance(data, Block):

@@ -260,6 +260,8 @@ class BaseLoss:
     parts: tuple[BaseLoss, ...] = ()
     #: What gradients need to know of all rows.
     statistic: RowStatistic | None = None
+    #: The type of the record of the compiled function, if that has no parameters; see `terms`.
+    record: ClassVar[type | None] = None
 
     def __repr__(self) -> str:
         settings = self.to_dict()
@@ -292,8 +294,10 @@ class BaseLoss:
         raise NotImplementedError
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """Return the second derivative by each raw score: float64[n_outputs, n]."""
-        raise NotImplementedError
+        """Return the second derivative by each raw score (1 with a `constant_hessian`): float64[n_outputs, n]."""
+        if not self.constant_hessian:
+            raise NotImplementedError
+        return np.ones_like(raw)
 
     def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return first and second derivative by one output's raw score: float64[n]."""
@@ -301,8 +305,10 @@ class BaseLoss:
 
     def terms(self) -> Any:
         """Return the `NamedTuple` for which the loss overloads `gradient_pass.block_terms`, or with several outputs
-        `output_terms`; with its parameters. None if the loss has functions in NumPy only."""
-        raise NotImplementedError
+        `output_terms`; with its parameters. None if the loss has functions in NumPy only. Default: a `record`."""
+        if self.record is None:
+            raise NotImplementedError
+        return self.record()
 
     def pass_terms(self, statistic: Any = None) -> LossTerms:
         """Return the record for passes over rows. statistic : of the rows at their present scores."""

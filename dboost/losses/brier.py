@@ -22,7 +22,7 @@ import numpy as np
 from dboost.kernels.exp_log import log
 from dboost.losses.base import BaseLoss, Leaves, Link, Start, Targets, both_classes
 from dboost.losses.classification import LossOfClasses, class_weights
-from dboost.losses.deviance import SquaredErrorTerms
+from dboost.losses.deviance import SquaredError
 from dboost.losses.gradient_pass import output_terms, overloads
 
 
@@ -80,13 +80,12 @@ def _one(mean: float, spread: float) -> float:
     return 1.0
 
 
-class HalfBrier(BaseLoss):
+class HalfBrier(SquaredError):
     """Half the Brier score of two classes; the raw score is the probability of the second one."""
 
     name = "half_brier_score"
     targets = Targets(are_classes=True)
     start = Start(constants=_rounded, magnitude=_one)
-    leaves = (Leaves(constant_hessian=True),)
     link = Link(
         finish=_clipped,
         uses_offset=False,
@@ -96,26 +95,15 @@ class HalfBrier(BaseLoss):
         log_losses=_log_losses,
     )
 
-    def terms(self) -> SquaredErrorTerms:
-        return SquaredErrorTerms()
-
     def for_classes(self, n_classes: int) -> BaseLoss:
         return BrierOfClasses(n_classes) if n_classes > 2 else self
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * (y - raw[0]) ** 2
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return raw - y
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)
 
 
 class BrierOfClasses(LossOfClasses):
     """Half the Brier score of three or more classes; raw scores are their probabilities."""
 
     name = "half_brier_score"
+    record = BrierTerms
     link = Link(
         finish=_normed, uses_offset=False, are_probabilities=True, metrics=("log_loss",), log_losses=_log_losses_of_classes
     )
@@ -128,9 +116,6 @@ class BrierOfClasses(LossOfClasses):
         sums = partial(class_weights, n_classes=self.n_outputs)
         return Start(constants=_rounded, sums=sums, magnitude=_one, spread=1.0)
 
-    def terms(self) -> BrierTerms:
-        return BrierTerms()
-
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         differences = self.gradient(y, raw)
         total = np.zeros(raw.shape[1])
@@ -140,6 +125,3 @@ class BrierOfClasses(LossOfClasses):
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return raw - (y == np.arange(len(raw))[:, None])
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)

@@ -107,14 +107,12 @@ class LogLoss(BaseLoss):
     """Two-class log loss (binomial deviance)."""
 
     name = "log_loss"
+    record = LogLossTerms
     targets = Targets(are_classes=True)
     start = Start(constants=of_mean(_log_odds), magnitude=_largest)
     leaves = (Leaves(longest_step=4.0),)
     link = Link(to_raw=_logit, to_prediction=_sigmoid, form="sigmoid")
     can_trim = True
-
-    def terms(self) -> LogLossTerms:
-        return LogLossTerms()
 
     def for_classes(self, n_classes: int) -> BaseLoss:
         return SoftmaxLogLoss(n_classes) if n_classes > 2 else self
@@ -234,6 +232,7 @@ class SoftmaxLogLoss(LossOfClasses):
     """Log loss of three or more classes."""
 
     name = "log_loss"
+    record = SoftmaxTerms
     link = Link(to_raw=log, to_prediction=_probabilities, finish=_softmax, form="softmax", uses_offset=False)
     can_trim = True
     has_classes = True
@@ -246,9 +245,6 @@ class SoftmaxLogLoss(LossOfClasses):
     def start(self) -> Start:  # type: ignore[override]
         sums = partial(class_weights, n_classes=self.n_outputs)
         return Start(constants=_log_shares, sums=sums, magnitude=_largest, spread=1.0)
-
-    def terms(self) -> SoftmaxTerms:
-        return SoftmaxTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         raw = raw.T
@@ -306,6 +302,7 @@ class Exponential(BaseLoss):
     """Exponential loss of two classes (that of AdaBoost)."""
 
     name = "exponential"
+    record = ExponentialTerms
     targets = Targets(are_classes=True)
     start = Start(constants=of_mean(lambda mean: 0.5 * _log_odds(mean)))
     leaves = (Leaves(longest_step=4.0),)
@@ -317,9 +314,6 @@ class Exponential(BaseLoss):
         metrics=("log_loss",),
         log_losses=_log_losses_of_half,
     )
-
-    def terms(self) -> ExponentialTerms:
-        return ExponentialTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return self.hessian(y, raw)[0]

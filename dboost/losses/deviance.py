@@ -56,20 +56,15 @@ class SquaredError(BaseLoss):
     """Squared error, halved so that its Hessian is 1."""
 
     name = "squared_error"
+    record = SquaredErrorTerms
     start = Start(constants=_mean, magnitude=_half_square, scales=True)
     leaves = (Leaves(constant_hessian=True),)
-
-    def terms(self) -> SquaredErrorTerms:
-        return SquaredErrorTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return 0.5 * (y - raw[0]) ** 2
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return raw - y
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)
 
 
 class PoissonTerms(NamedTuple):
@@ -145,11 +140,9 @@ class Poisson(_LogLink):
     """Half the Poisson deviance, for counts y >= 0."""
 
     name = "poisson"
+    record = PoissonTerms
     targets = Targets(valid="non-negative")
     link = _log_link("mean_poisson_deviance")
-
-    def terms(self) -> PoissonTerms:
-        return PoissonTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return y * (_log(y) - raw[0]) - y + _exp(raw[0])
@@ -165,11 +158,9 @@ class Gamma(_LogLink):
     """Half the gamma deviance, for positive amounts y > 0."""
 
     name = "gamma"
+    record = GammaTerms
     targets = Targets(valid="strictly positive")
     link = _log_link("mean_poisson_deviance", "mean_gamma_deviance")
-
-    def terms(self) -> GammaTerms:
-        return GammaTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return y * _exp(-raw[0]) - 1.0 - (_log(y) - raw[0])

@@ -111,7 +111,7 @@ _OVERLOADS: dict[Any, list[Any]] = {block_terms: [], output_terms: []}
 
 
 def overloads(stub, kind):
-    """Decorate the function that computes the terms of a loss. stub : block_terms or output_terms; kind : type of its record."""
+    """Decorate the function that computes the terms of a loss. stub : block_terms or output_terms; kind : its record's type."""
 
     def decorate(terms):
         def choose(loss, *arguments):

@@ -89,9 +89,9 @@ class PerOutput(BaseLoss):
         self.columns = tuple(range(len(self.parts)) if columns is None else columns)
         for part in self.parts:
             if part.n_outputs > 1 or len(part.targets.columns) > 1 or part.targets.groups:
-                what = "depends on groups of rows" if part.targets.groups else "has several outputs or target columns"
+                reason = "depends on groups of rows" if part.targets.groups else "has several outputs or target columns"
                 raise ParameterError(
-                    f"loss={part.name!r} {what}, so it cannot be the loss of one of several targets: fit a model for each "
+                    f"loss={part.name!r} {reason}, so it cannot be the loss of one of several targets: fit a model for each "
                     "target"
                 )
         names = {part.name for part in self.parts}

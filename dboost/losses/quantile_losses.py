@@ -183,9 +183,6 @@ class _Pinball(BaseLoss):
         u = y - raw
         return np.where(u > 0, -self.above, self.below) * (u != 0)
 
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)
-
 
 class AbsoluteError(_Pinball):
     """Absolute error; predictions estimate medians."""
@@ -269,6 +266,3 @@ class Huber(BaseLoss):
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return np.clip(raw - y, -self.delta, self.delta)
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)

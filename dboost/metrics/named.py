@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -543,112 +543,92 @@ def _specs(wanted: Any, loss_name: str) -> list[Any]:
     return [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
 
 
-def _chunks_of_outputs(metrics: Sequence[MetricReduction], rows: ScoredRows) -> list[Any]:
-    return [metric.chunk(part) for metric, part in zip(metrics, rows.parts(), strict=True)]
+def _metric_of_outputs(spec: Any, loss: BaseLoss) -> MetricReduction:
+    """Return the metric of a name for a loss with `BaseLoss.parts`: the mean of its values for all outputs.
 
-
-def _chunk_of_output(output: int, metric: MetricReduction, rows: ScoredRows) -> Any:
-    return metric.chunk(rows.of_output(output))
-
-
-def _merged_outputs(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> list[Any]:
-    return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
-
-
-def _mean_of_outputs(metrics: Sequence[MetricReduction], chunks: list[Any]) -> float:
-    return sum(metric.finish(chunk) for metric, chunk in zip(metrics, chunks, strict=True)) / len(metrics)
-
-
-def _metrics_of_outputs(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
-    """Return the metrics of a loss with `BaseLoss.parts`.
-
-    A named metric is the mean of its values for all outputs, and its value for one output is the metric "<name> of <output>".
-    A `Metric` and a function of the user get targets and predictions of all outputs.
+    Its value for one output is the metric "<name> of <output>".
     """
 
-    def of_part(name: str, part: BaseLoss) -> MetricReduction:
+    def of_part(name: Any, part: BaseLoss) -> MetricReduction:
         return find_metrics(part.name if name == loss.name else name, part)[0]
 
-    reductions: list[MetricReduction] = []
-    for spec in _specs(wanted, loss.name):
-        if isinstance(spec, Metric | MetricReduction):
-            reductions.append(spec.reduction() if isinstance(spec, Metric) else spec)
-            continue
-        if not isinstance(spec, str):
-            reductions.append(of_function(spec) if callable(spec) else of_part(spec, loss.parts[0]))
-            continue
-        name, separator, output = spec.partition(" of ")
-        if separator:
-            if output not in loss.link.output_names:
-                names = ", ".join(map(repr, loss.link.output_names))
-                raise ParameterError(f"eval_metric {spec!r}: there is no output {output!r}, but {names}")
-            k = loss.link.output_names.index(output)
-            metric = of_part(name, loss.parts[k])
-            reductions.append(replace(metric, name=spec, spec=spec, chunk=partial(_chunk_of_output, k, metric)))
-            continue
-        each = [of_part(name, part) for part in loss.parts]
-        reductions.append(
-            MetricReduction(
-                spec,
-                each[0].greater_is_better,
-                partial(_chunks_of_outputs, each),
-                partial(_merged_outputs, each),
-                partial(_mean_of_outputs, each),
-                spec=spec,
-                outputs=tuple(zip(loss.link.output_names, each, strict=True)),
+    if not isinstance(spec, str):
+        return of_part(spec, loss.parts[0])
+    name, separator, output = spec.partition(" of ")
+    if separator:
+        if output not in loss.link.output_names:
+            names = ", ".join(map(repr, loss.link.output_names))
+            raise ParameterError(f"eval_metric {spec!r}: there is no output {output!r}, but {names}")
+        k = loss.link.output_names.index(output)
+        metric = of_part(name, loss.parts[k])
+        return replace(metric, name=spec, spec=spec, chunk=lambda rows: metric.chunk(rows.of_output(k)))
+    each = [of_part(name, part) for part in loss.parts]
+
+    def chunk(rows: ScoredRows) -> list[Any]:
+        return [metric.chunk(part) for metric, part in zip(each, rows.parts(), strict=True)]
+
+    def merge(a: list[Any], b: list[Any]) -> list[Any]:
+        return [metric.merge(x, y) for metric, x, y in zip(each, a, b, strict=True)]
+
+    def finish(chunks: list[Any]) -> float:
+        return sum(metric.finish(part) for metric, part in zip(each, chunks, strict=True)) / len(each)
+
+    outputs = tuple(zip(loss.link.output_names, each, strict=True))
+    return MetricReduction(spec, each[0].greater_is_better, chunk, merge, finish, spec=spec, outputs=outputs)
+
+
+def _metrics_of(loss: BaseLoss) -> dict[str, MetricReduction]:
+    """Return the metrics of a loss by name, without those of a ranking."""
+    mean_loss = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
+    others = _NUMBERS if not loss.targets.are_classes else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
+    return {metric.name: metric for metric in (mean_loss, *(_OF_LOSSES[name] for name in loss.link.metrics), *others)}
+
+
+def _named(spec: Any, loss: BaseLoss, known: dict[str, MetricReduction]) -> MetricReduction:
+    """Return the metric of a name. known : see `_metrics_of`."""
+    ranked = () if loss.targets.are_classes and loss.n_outputs > 1 else _RANKING
+    if isinstance(spec, str):
+        has_one = loss.n_outputs == 1 or loss.targets.are_classes or loss.link.predicts_first
+        if spec != loss.name and not (has_one and len(loss.targets.columns) == 1):
+            several = "target columns" if len(loss.targets.columns) > 1 else "outputs"
+            raise ParameterError(
+                f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give "
+                "a function of y, prediction and weight, or a dboost.metrics.Metric"
             )
-        )
-    return reductions
+        if ALIASES.get(spec, spec) in known:
+            return replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec)
+        if spec.partition("@")[0] in ranked:
+            return replace(ranking_metric(spec, classes=loss.targets.are_classes), spec=spec)
+    choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
+    aliases = (alias for alias, name in ALIASES.items() if name in known)
+    near = get_close_matches(str(spec).lower(), [*choices, *aliases], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ParameterError(
+        f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
+        f"function of y, prediction and weight, or a dboost.metrics.Metric{hint}"
+    )
 
 
 def find_metrics(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
     """Return metrics: names, `Metric` records or functions of the rows (one, several, or None for the loss itself).
 
-    A metric keeps the name by which it is asked for, which may be an alias.
+    A metric keeps the name by which it is asked for, which may be an alias. If the loss has `BaseLoss.parts`, records and
+    functions get targets and predictions of all outputs.
 
     Raises
     ------
     ParameterError
         For unknown names; the message lists those that are valid for the loss. For two metrics of one name.
     """
-    if loss.parts:
-        return _without_twins(_metrics_of_outputs(wanted, loss))
-    several = "target columns" if len(loss.targets.columns) > 1 else "outputs"
-    has_one = len(loss.targets.columns) == 1 and (loss.n_outputs == 1 or loss.targets.are_classes or loss.link.predicts_first)
-    if not has_one and any(isinstance(spec, str) and spec != loss.name for spec in _specs(wanted, loss.name)):
-        raise ParameterError(
-            f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give a "
-            "function of y, prediction and weight, or a dboost.metrics.Metric"
-        )
-    mean_loss = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
-    others = _NUMBERS if not loss.targets.are_classes else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (mean_loss, *(_OF_LOSSES[name] for name in loss.link.metrics), *others)}
-    ranked = () if loss.targets.are_classes and loss.n_outputs > 1 else _RANKING
-    reductions: list[MetricReduction] = []
+    known = {} if loss.parts else _metrics_of(loss)
+    metrics: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
         if isinstance(spec, Metric | MetricReduction):
-            reductions.append(spec.reduction() if isinstance(spec, Metric) else spec)
+            metrics.append(spec.reduction() if isinstance(spec, Metric) else spec)
         elif callable(spec) and not isinstance(spec, type):
-            reductions.append(of_function(spec))
-        elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:
-            reductions.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
-        elif isinstance(spec, str) and spec.partition("@")[0] in ranked:
-            reductions.append(replace(ranking_metric(spec, classes=loss.targets.are_classes), spec=spec))
+            metrics.append(of_function(spec))
         else:
-            choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
-            near = get_close_matches(
-                str(spec).lower(), [*choices, *(name for name, target_name in ALIASES.items() if target_name in known)], n=1
-            )
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ParameterError(
-                f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
-                f"function of y, prediction and weight, or a dboost.metrics.Metric{hint}"
-            )
-    return _without_twins(reductions)
-
-
-def _without_twins(metrics: list[MetricReduction]) -> list[MetricReduction]:
-    """Return metrics; raise a ParameterError if two of them have one name and are not the same."""
+            metrics.append(_metric_of_outputs(spec, loss) if loss.parts else _named(spec, loss, known))
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None and any(not isinstance(metric.spec, str) for metric in metrics if metric.name == twice):

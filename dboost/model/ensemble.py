@@ -34,7 +34,6 @@ not above t; so a float32 matrix is compared in float32 and reaches the same lea
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +163,7 @@ class Ensemble:
         """
         names = Names(feature.name for feature in self.features)
         items: Sequence[Any] = [wanted] if names.is_label(wanted) else list(wanted)
-        positions = [self._feature_position(item) for item in items]
+        positions = [_feature_position(item, names) for item in items]
         if not positions:
             raise ParameterError("name at least one feature")
         if at_most is not None and len(positions) > at_most:
@@ -174,18 +173,16 @@ class Ensemble:
             raise ParameterError(f"feature {twice[0]!r} is given twice")
         return positions
 
-    def _feature_position(self, item: Any) -> int:
-        names = Names(feature.name for feature in self.features)
-        if isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
-            return int(item)
-        name = names.find(item)
-        if name is not None:
-            return names.index(name)
-        if isinstance(item, str):
-            near = difflib.get_close_matches(item, names, n=3)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise ParameterError(f"the model has no feature {item!r}{hint}")
-        raise ParameterError(f"feature {item!r} is neither a name nor a position between 0 and {len(names) - 1}")
+
+def _feature_position(item: Any, names: Names) -> int:
+    if isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
+        return int(item)
+    name = names.find(item)
+    if name is not None:
+        return names.index(name)
+    if isinstance(item, str):
+        raise ParameterError(f"the model has no feature {item!r}{names.hint(item)}")
+    raise ParameterError(f"feature {item!r} is neither a name nor a position between 0 and {len(names) - 1}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,7 +105,12 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     width = entries["width"]
     _check(type(width) is int and width in (1, len(baseline)), "width is neither 1 nor the number of outputs")
     _check(type(entries["averages"]) is bool, "averages is neither true nor false")
-    trees = tuple(_tree(tree, number, features, width) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
+    trees = []
+    for number, tree in enumerate(_sequence(entries["trees"], "trees")):
+        try:
+            trees.append(_tree(tree, features, width))
+        except InvalidModel as error:
+            raise InvalidModel(f"tree {number}: {error}") from None
     check_trees(trees, features, width)
     n_trees, trees_per_iteration = len(trees) if n_trees is None else n_trees, len(baseline) // width
     _check(n_trees % trees_per_iteration == 0, f"{n_trees} trees do not make whole iterations of {trees_per_iteration}")
@@ -122,7 +127,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         classes=classes,
         classes_dtype=_dtype(entries["classes_dtype"], classes),
         baseline=baseline,
-        trees=trees,
+        trees=tuple(trees),
         edges=edges,
         parameters=entries["parameters"],
         sources=tuple(entries["sources"]),
@@ -472,14 +477,7 @@ def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
     return value
 
 
-def _tree(value: Any, number: int, features: tuple[Feature, ...], width: int) -> Tree:
-    try:
-        return _nodes(value, features, width)
-    except InvalidModel as error:
-        raise InvalidModel(f"tree {number}: {error}") from None
-
-
-def _nodes(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
+def _tree(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
     """Return the tree, of the right types, lengths and shape; `check_trees` checks its values."""
     stored = ("feature", "threshold", "categories", "missing_left", "gain", "cover", "count", "value")
     entries = _mapping(value, "it", stored)

@@ -743,17 +743,12 @@ def accepts_peer_names(
         if not known.issuperset(keywords):
             by_position, handed_on = dict(zip(names, args, strict=False)), {}
             if rest:  # to a function that knows more names
-                handed_on = {name: keywords.pop(name) for name in [*keywords] if not _is_one_of(name, known, aliases)}
+                handed_on = {name: keywords.pop(name) for name in [*keywords] if known.isdisjoint((name, aliases.get(name)))}
             keywords = with_our_names(keywords | by_position, known, aliases=aliases, hints=hints, belongs=belongs)
             keywords = {name: value for name, value in keywords.items() if name not in by_position} | handed_on
         return function(*args, **keywords)
 
     return call
-
-
-def _is_one_of(name: str, known: Collection[str], aliases: Mapping[str, str]) -> bool:
-    """Return whether a name or what it is an alias of is known."""
-    return name in known or (name in aliases and aliases[name] in known)
 
 
 def serves_peer_names(cls: C) -> C:

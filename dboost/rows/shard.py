@@ -350,14 +350,6 @@ class Shard:
         bins = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
         return np.empty((0, self.n_rows), np.uint16) if bins is None else bins
 
-    def rows_without(self, excluded: np.ndarray) -> np.ndarray:
-        """Return the rows that are trained on without some of them (int64[...]), ascending: int64[...]."""
-        is_other = np.zeros(self.n_rows, bool)
-        for first, last in self.ranges():
-            is_other[first:last] = True
-        is_other[excluded] = False
-        return np.flatnonzero(is_other)
-
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
         """Return the rows of this shard that take part in a tree, ascending (int64); None for all that are trained on. See
         `RowSubset`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import warnings
@@ -360,7 +361,7 @@ def test_models_that_predict_other_numbers_have_no_margins(model: dboost.Booster
 )
 def test_invalid_margins_in_files_are_refused(model: dboost.Booster, change: dict[str, Any], message: str) -> None:
     found = replace(model.ensemble, calibration=Calibration(0.9, 100, 1.0, "town", ("a", "b"), (1.0, 2.0)))
-    content = model_file._parsed(b"{" + model_file._content(found))
+    content = json.loads(b"{" + model_file._content(found))
     assert model_file.parse_ensemble(content).calibration == found.calibration
     with pytest.raises(model_file.InvalidModel, match=message):
         model_file.parse_ensemble(content | {"calibration": content["calibration"] | change})

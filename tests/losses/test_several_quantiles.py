@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from copy import copy
 from fractions import Fraction
@@ -103,7 +104,7 @@ def test_metrics_are_those_of_the_predictions() -> None:
 def test_losses_of_files(model: dboost.Booster) -> None:
     assert repr(model) == "<Booster: quantile, 3 quantiles, 12 iterations, 4 features>"
     assert isinstance(from_dict(model.loss.to_dict()), Quantiles)
-    content = model_file._parsed(b"{" + model_file._content(model.ensemble))
+    content = json.loads(b"{" + model_file._content(model.ensemble))
     swapped = content["loss"] | {"losses": content["loss"]["losses"][::-1]}
     other = dboost.Booster(model_file.parse_ensemble(content | {"loss": swapped}))
     assert not isinstance(other.loss, Quantiles)

@@ -90,8 +90,7 @@ def content(rows: TrainingRows) -> dict[str, np.ndarray]:
     assert drawn is not None and (np.diff(drawn) > 0).all()
     id_of = np.full(shard.n_rows, -1)
     id_of[at] = row_ids
-    others = shard.rows_without(drawn)
-    return found | {"ids": np.sort(row_ids), "drawn": np.sort(id_of[drawn]), "others": np.sort(id_of[others])}
+    return found | {"ids": np.sort(row_ids), "drawn": np.sort(id_of[drawn])}
 
 
 def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:

@@ -95,8 +95,7 @@ class Names(tuple[str, ...]):
     def only(self, names: Iterable[str]) -> Names:
         """Return some of the names, in this order, with their labels."""
         label = dict(zip(self, self.labels, strict=True))
-        kept = Names(label.get(name, name) for name in names)
-        return kept
+        return Names(label.get(name, name) for name in names)
 
     def is_label(self, value: Any) -> bool:
         """Return whether a parameter that is a label or values is a label, though perhaps not of this table."""

@@ -71,12 +71,9 @@ def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Ca
     first = next(batches, None)
     if first is None:
         first = _batch(predictor.of_no_rows, predictor)
-    return pa.RecordBatchReader.from_batches(first.schema, _of_type(first.schema, chain([first], batches)))
-
-
-def _of_type(schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        yield batch if batch.schema == schema else batch.cast(schema)
+    schema = first.schema
+    of_one_type = (batch if batch.schema == schema else batch.cast(schema) for batch in chain([first], batches))
+    return pa.RecordBatchReader.from_batches(schema, of_one_type)
 
 
 def _batch(values: np.ndarray, predictor: Predictor) -> Any:

@@ -140,7 +140,11 @@ class IcebergAdapter:
                 f"the scan of {table_name(data)} has limit={scan.limit}, which dboost does not support: use a row filter"
             )
         with reading(data):
-            tasks = _iceberg_tasks(scan) if added is None else self._added_tasks(added)
+            if added is not None:
+                tasks = self._added_tasks(added)
+            else:
+                order = _order(scan)
+                tasks = sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
             schema = scan.projection()
             types = schema.as_arrow()
             filters = [] if row_filter is None else [row_filter]
@@ -290,12 +294,6 @@ def _read_iceberg_in_order(
             yield from read_in_order(list(group), names=types.names, types=types, columns=columns, most_bytes=most_bytes)
         else:
             yield from (read(part, columns=columns) for part in group)
-
-
-def _iceberg_tasks(scan: Any) -> list[Any]:
-    """Return the files of a scan in the order in which they were added."""
-    order = _order(scan)
-    return sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
 
 
 def _check_size(io: Any, file: Any, most: int) -> None:

@@ -11,9 +11,10 @@ from dboost.data.kinds.table_kinds import is_stream
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
-from dboost.inspection.row_functions import at_least_one, row_of, sample
+from dboost.inspection.row_functions import row_of, sample
 from dboost.inspection.shapley import Shapley, expected_value
 from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.params import Integer
 from dboost.schema import Feature, Level
 
 #: Largest number of rows in a plot.
@@ -36,7 +37,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
     """Draw one dot per row and feature, colored by the feature's value; features with the largest effect on top."""
     block = sample(X, ensemble, MAX_POINTS)[1].block
     values, label = _attributions(ensemble, block, output, background)
-    max_features = at_least_one("max_features", max_features)
+    max_features = Integer(1).checked("max_features", max_features)
     features = ensemble.features
     order = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:max_features]
     with canvas.style():
@@ -129,7 +130,7 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
         start = float(expected_value(ensemble)[k])
     else:  # the values of a row add up to its score minus the start
         start = float(FlatEnsemble(ensemble).raw_scores(x[None])[0, k] - values.sum())
-    max_features = at_least_one("max_features", max_features)
+    max_features = Integer(1).checked("max_features", max_features)
     order = np.argsort(-np.abs(values), kind="stable")
     shown, rest = order[: max_features - 1], order[max_features - 1 :]
     if len(rest) == 1:

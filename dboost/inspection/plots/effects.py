@@ -11,8 +11,8 @@ from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK
-from dboost.inspection.row_functions import at_least_one
 from dboost.model.ensemble import Ensemble
+from dboost.params import Integer
 
 #: Up to this number of points, each has a marker: they are probably codes.
 FEW_POINTS = 12
@@ -22,7 +22,7 @@ MAX_PANELS = MAX_OUTPUTS = 12
 
 def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
     """Draw bars, the largest on top; with classes, each bar is the mean and the classes are markers on it."""
-    max_features = at_least_one("max_features", max_features)
+    max_features = Integer(1).checked("max_features", max_features)
     title = {"friedman": "Relative importance", "permutation": "Importance by permutation"}
     kind = importance.attrs.get("kind", "friedman")
     by_class = importance if isinstance(importance, pd.DataFrame) else None

@@ -17,10 +17,11 @@ from dboost.display import metric_name, number
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
-from dboost.inspection.row_functions import EvaluatedRows, at_least_one
+from dboost.inspection.row_functions import EvaluatedRows
 from dboost.losses import BaseLoss
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
+from dboost.params import Integer
 
 #: Classes of a confusion matrix.
 MAX_CLASSES = 12
@@ -88,7 +89,7 @@ def _set_and_metric(column: str, loss: BaseLoss) -> tuple[str, str]:
 def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> Any:
     """Draw the frequency of a class over its predicted probability, in groups of equally many rows."""
     is_class, probability, label = rows.of_class(output)
-    n_bins = at_least_one("n_bins", n_bins)
+    n_bins = Integer(1).checked("n_bins", n_bins)
     weight = np.ones(len(is_class)) if rows.weight is None else rows.weight
     order = np.argsort(probability, kind="stable")
     order = order[weight[order] > 0]
@@ -140,7 +141,7 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
 
     bounds : float64[n, 2].
     """
-    n_bins, calibration = at_least_one("n_bins", n_bins), rows.calibration
+    n_bins, calibration = Integer(1).checked("n_bins", n_bins), rows.calibration
     assert calibration is not None
     width, middle = bounds[:, 1] - bounds[:, 0], bounds.mean(axis=1)
     is_inside = (rows.target >= bounds[:, 0]) & (rows.target <= bounds[:, 1])
