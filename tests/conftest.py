@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.helpers import leftovers
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from tests.helpers.tune import Tune
 
 # The tables of tests are small, and all workers are on one host: with the defaults, one worker would have all rows, and no
@@ -65,6 +67,15 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     folder = request.node.funcargs.get("tmp_path")
     leftovers.check_nothing_left(lambda: leftovers.held_here() | leftovers.leases(folder), before)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Return the client of two workers of one thread each in this process."""
+    from tests.helpers.clusters import threads_cluster
+
+    with threads_cluster(2, 1) as client:
+        yield client
 
 
 @pytest.fixture

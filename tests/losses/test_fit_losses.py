@@ -216,11 +216,6 @@ def test_deviances_are_those_of_scikit_learn(name: str, metric: str, arguments: 
     assert booster.history[f"eval_{metric}"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_regressor_refuses_a_loss_of_classes() -> None:
-    with pytest.raises(dboost.ParameterError, match="loss='exponential' is for classes"):
-        DBoostRegressor(loss="exponential").fit(X, SIGNAL)
-
-
 def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
     """One count of a million among zeros: a Newton step from the mean would overflow the exponential."""
     y = np.zeros(N)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ from sklearn import metrics as reference
 
 import dboost
 from dboost.metrics import Metric
-from tests.helpers.clusters import Processes, a_table, threads_cluster
+from tests.helpers.clusters import Processes, a_table
 
 FRAME = a_table(900).drop(columns="w")
 TRAIN, HELD = FRAME[:600], FRAME[600:]
 OPTIONS: dict[str, Any] = {"max_iter": 5, "max_leaf_nodes": 7, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def only(target: str, frame: Any) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
@@ -20,7 +18,7 @@ from dboost.losses import BaseLoss, LogLoss, Poisson, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table
 
 KS = st.sampled_from([1, 2, 3, 7, 50, 1000])
 NAMES = ["ndcg", "map", "ndcg@1", "map@1", "ndcg@10", "map@10"]
@@ -178,12 +176,6 @@ def test_names() -> None:
             find_metrics("lambda@3", loss)
     with pytest.raises(dboost.ParameterError, match="'ndcg@3' does not go with"):
         find_metrics("ndcg@3", SoftmaxLogLoss(3))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 OPTIONS: dict[str, Any] = {"max_leaf_nodes": 7, "progress": False, "early_stopping_rounds": 3, "max_iter": 40}

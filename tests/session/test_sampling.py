@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
 from dboost.params import Parameters
 from dboost.rows.row_sample import Sample
-from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
-from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
-from tests.helpers.tables import CodedTable, make_table
+from tests.helpers.growth import Problem, assert_equal
+from tests.helpers.tables import make_table
 from tests.helpers.tune import Tune
 
 FRAME = mixed_frame()
@@ -26,25 +23,6 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(tune: Tune) -> None:
     tune(small_cells=0)
-
-
-@EVERY_KERNEL
-@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.3, 0.5, 0.9]), data=st.data())
-@examples(30)
-def test_three_ways_to_grow_from_a_sample_are_one(
-    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
-) -> None:
-    """The naive tree is grown from the sampled rows alone; every row, sampled or not, gets its leaf."""
-    parameters, with_hessian = (
-        data.draw(tree_parameters(every_kernel)),
-        data.draw(st.booleans() if every_kernel else st.just(True)),
-    )
-    sample = Sample.of(share, seed, 3)
-    problem = Problem(table, parameters, seed, with_hessian=with_hessian, sample=sample)
-    expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(2), problem.by_rounds([50, 120], 4)[:2]):
-        assert_equal(tree, expected)
-        assert found.tolist() == leaf.tolist()
 
 
 def test_many_rows() -> None:

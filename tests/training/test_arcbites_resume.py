@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from distributed import Client
 
 import dboost
 from dboost import ArcBites, DataError, ParameterError
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
@@ -37,12 +35,6 @@ def fit(target: str, frame: Any = FRAME, **options: Any) -> dboost.Booster:
         options = {"features": FEATURES} | options
     common = {"max_iter": 16, "learning_rate": 0.5, "eval_set": {"held": HELD}}
     return dboost.fit(frame, target, **common | options)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 2) as client:
-        yield client
 
 
 def killed_until_done(target: str, moments: set[int], folder: Path, **options: Any) -> dboost.Booster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from dboost.losses import by_name
 from dboost.params import Parameters
 from dboost.session.target import EncodedRoles
 from dboost.training.target_stats import in_units_of, target_stats
-from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -25,12 +23,6 @@ FRAME = pd.DataFrame(X, columns=list("abc"))
 Y = X[:, 0] + 0.5 * (X[:, 1] > 0) + 0.1 * RNG.normal(size=N)
 LABEL = (Y > 0).astype(int)
 FEW: dict[str, Any] = {"max_iter": 5, "max_leaf_nodes": 6, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2) as client:
-        yield client
 
 
 def fit(y: Any, weight: Any = None, **options: Any) -> dboost.Booster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
@@ -24,12 +22,6 @@ OLD = mixed_frame(600, seed=0)
 NEW = mixed_frame(400, seed=1)
 #: A category that was not in the training data, and numbers outside the range of the training data.
 STRANGE = NEW.assign(town=NEW["town"].replace("Gent", "Arlon"), x=NEW["x"] * 100, age=NEW["age"] + 1000)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 2) as client:
-        yield client
 
 
 def first(target: str = "late", **options: Any) -> dboost.Booster:

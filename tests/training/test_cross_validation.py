@@ -512,12 +512,6 @@ def test_the_folder_of_a_data_set_is_taken_by_its_path(tmp_path: Path) -> None:
     assert dboost.fit(folder, "t", max_iter=1).n_iter_ == 1
 
 
-def test_a_memory_limit_and_other_threads_change_nothing() -> None:
-    expected = [booster.sha256 for booster in dboost.cv(FRAME, "y", folds=3, **OPTIONS).boosters]
-    for how in ({"n_threads": 1}, {"n_threads": 7}, {"memory_limit": "200MiB"}):
-        assert [booster.sha256 for booster in dboost.cv(FRAME, "y", folds=3, **OPTIONS, **how).boosters] == expected
-
-
 def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
     """Pairs, values and predictions count the rows of the table, whatever its kind."""
     table = FRAME[[*FEATURES, "y"]].assign(v=(np.arange(N) % 4 > 0) * 1.0, shop=np.arange(N) % 17, fold=np.arange(N) // 700)

@@ -181,14 +181,6 @@ def test_learning_rate_scales_steps() -> None:
     assert np.array_equal(whole.gain, tenth.gain)
 
 
-def test_more_iterations_begin_with_the_fewer() -> None:
-    few, many = fit(max_iter=3), fit(max_iter=9)
-    assert (few.n_iter_, many.n_iter_) == (3, 9)
-    for a, b in zip(few.ensemble.trees, many.ensemble.trees, strict=False):
-        assert a.value.tobytes() == b.value.tobytes()
-    assert np.array_equal(many.predict(FRAME, iteration_range=(0, 3)), few.predict(FRAME))
-
-
 # Categories.
 
 

@@ -51,21 +51,30 @@ def naive(booster: Booster, targets: np.ndarray, weight: np.ndarray) -> tuple[np
         return of_trees.mean(axis=0), (of_trees * out[:, :, None]).sum(axis=0) / out.sum(axis=0)[:, None]
 
 
+TARGETS = np.c_[Y, 100.0 * np.cos(3 * np.nan_to_num(X[:, 2])), RNG.normal(size=N)]
+
+
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_forest_of_numbers_is_the_mean_of_leaf_means(weighted: bool) -> None:
-    weight = WEIGHT if weighted else np.ones(N)
-    booster = dboost.fit(X, Y, sample_weight=weight if weighted else None, **FOREST)
-    prediction, out_of_bag = naive(booster, Y[:, None], weight)
-    np.testing.assert_allclose(booster.predict(X), prediction[:, 0], rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("n_targets", [1, 3])
+def test_a_forest_of_numbers_is_the_mean_of_leaf_means(n_targets: int, weighted: bool) -> None:
+    weight, targets = WEIGHT if weighted else np.ones(N), TARGETS[:, :n_targets]
+    y = targets.squeeze()
+    booster = dboost.fit(X, y, sample_weight=weight if weighted else None, **FOREST)
+    prediction, out_of_bag = naive(booster, targets, weight)
+    np.testing.assert_allclose(booster.predict(X), prediction.squeeze(), rtol=1e-5, atol=1e-4)
     known = np.isfinite(out_of_bag[:, 0])
     assert 0 < known.sum() < N, "some rows are drawn by every tree"
-    error = np.average((Y - out_of_bag[:, 0])[known] ** 2, weights=weight[known])
-    spread = np.average((Y[known] - np.average(Y[known], weights=weight[known])) ** 2, weights=weight[known])
+    of_known: dict[str, Any] = {"axis": 0, "weights": weight[known]}
+    error = np.average((targets - out_of_bag)[known] ** 2, **of_known)
+    spread = np.average((targets[known] - np.average(targets[known], **of_known)) ** 2, **of_known)
     last = booster.history.iloc[-1]
-    assert last["oob_squared_error"] == pytest.approx(error / 2, rel=1e-5)
-    assert last["oob_r2"] == pytest.approx(1 - error / spread, rel=1e-5)
-    assert last["train_loss"] == last["oob_squared_error"]
+    for k in range(n_targets) if n_targets > 1 else ():
+        assert last[f"oob_squared_error of {k}"] == pytest.approx(error[k] / 2, rel=1e-5)
+        assert last[f"oob_r2 of {k}"] == pytest.approx(1 - error[k] / spread[k], rel=1e-5)
+    assert last["oob_r2"] == pytest.approx(np.mean(1 - error / spread), rel=1e-5)
+    assert last["train_loss"] == last["oob_squared_error"] == pytest.approx(error.mean() / 2, rel=1e-5)
     assert booster.history["rows_kept"].tolist() == [int(drawn(t + 1).sum()) for t in range(8)]
+    assert {tree.value[0].size for tree in booster.ensemble.trees} == {n_targets}
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -222,29 +231,6 @@ def test_signs_of_decision_functions_are_the_classes() -> None:
 def test_what_has_no_meaning_is_refused(given: dict[str, Any], message: str | None) -> None:
     with pytest.raises(ParameterError, match=message):
         dboost.fit(X, Y, **FOREST | given)
-
-
-TARGETS = np.c_[Y, 100.0 * np.cos(3 * np.nan_to_num(X[:, 2])), RNG.normal(size=N)]
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_forest_of_several_targets_is_the_mean_of_leaf_means(weighted: bool) -> None:
-    weight = WEIGHT if weighted else np.ones(N)
-    booster = dboost.fit(X, TARGETS, sample_weight=weight if weighted else None, **FOREST)
-    prediction, out_of_bag = naive(booster, TARGETS, weight)
-    np.testing.assert_allclose(booster.predict(X), prediction, rtol=1e-5, atol=1e-4)
-    known = np.isfinite(out_of_bag[:, 0])
-    error = np.average((TARGETS - out_of_bag)[known] ** 2, axis=0, weights=weight[known])
-    spread = np.average(
-        (TARGETS[known] - np.average(TARGETS[known], axis=0, weights=weight[known])) ** 2, axis=0, weights=weight[known]
-    )
-    last = booster.history.iloc[-1]
-    for k in range(3):
-        assert last[f"oob_squared_error of {k}"] == pytest.approx(error[k] / 2, rel=1e-5)
-        assert last[f"oob_r2 of {k}"] == pytest.approx(1 - error[k] / spread[k], rel=1e-5)
-    assert last["oob_r2"] == pytest.approx(np.mean(1 - error / spread), rel=1e-5)
-    assert last["train_loss"] == last["oob_squared_error"] == pytest.approx(error.mean() / 2, rel=1e-5)
-    assert {len(tree.value[0]) for tree in booster.ensemble.trees} == {3}
 
 
 def test_a_forest_of_labels_is_the_mean_of_their_shares() -> None:

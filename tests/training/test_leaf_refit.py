@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +247,6 @@ def test_models_that_cannot_be_refreshed() -> None:
         first("y", max_iter=1).refit_leaves(NEW, "y", decay=1.5)
     with pytest.raises(ParameterError, match="no trees"):
         first("y").truncate(0).refit_leaves(NEW, "y")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 2) as client:
-        yield client
 
 
 def test_a_worker_that_joins_receives_rows() -> None:

@@ -60,7 +60,7 @@ def test_a_waterfall_with_a_background() -> None:
     assert ax.lines and any(np.isclose(line.get_xdata()[0], start) for line in ax.lines)
 
 
-def test_warnings_name_the_line_of_the_caller(tmp_path: Path) -> None:
+def test_warnings_name_the_line_of_the_caller() -> None:
     """As Python's own do: a line inside dboost says nothing about where the target was chosen."""
     few = FRAME.assign(y=RNG.integers(1, 5, 400))
     dates = FRAME.assign(day=[f"2026-01-{1 + k % 28:02d}" for k in range(400)])

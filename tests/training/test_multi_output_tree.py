@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -71,9 +72,18 @@ class Twin:
         return found
 
 
-def goes_left(tree: Tree, node: int, X: np.ndarray) -> np.ndarray:
-    values = X[:, tree.feature[node]]
-    return np.where(np.isnan(values), tree.missing_left[node], values <= tree.threshold[node])
+def nodes_of(tree: Tree, X: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each node, its rows, and which of them go left; none do in a leaf."""
+    rows_of = {0: np.arange(len(X))}
+    for node in range(tree.n_nodes):
+        rows = rows_of[node]
+        if tree.feature[node] < 0:
+            yield node, rows, np.zeros(len(rows), bool)
+            continue
+        values = X[rows, tree.feature[node]]
+        left = np.where(np.isnan(values), tree.missing_left[node], values <= tree.threshold[node])
+        rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
+        yield node, rows, left
 
 
 @pytest.mark.parametrize(("n_classes", "weights"), [(3, None), (7, "whole"), (4, "fractions")])
@@ -89,10 +99,8 @@ def test_a_model_is_that_of_the_twin(n_classes: int, weights: str | None) -> Non
     assert model.ensemble.width == n_classes and len(model.ensemble.trees) == 6
     for iteration, tree in enumerate(model.ensemble.trees, 1):
         twin = Twin(model, X, y, w, iteration)
-        rows_of = {0: np.arange(len(X))}
         assert tree.n_leaves > 2
-        for node in range(tree.n_nodes):
-            rows = rows_of[node]
+        for node, rows, left in nodes_of(tree, X):
             G, H = twin.gradient[rows].sum(axis=0), twin.hessian[rows].sum(axis=0)
             step = -0.1 * (n_classes - 1) / n_classes * G / (H + 1.0)
             np.testing.assert_allclose(tree.value[node], step, atol=2e-6)
@@ -100,8 +108,6 @@ def test_a_model_is_that_of_the_twin(n_classes: int, weights: str | None) -> Non
             assert tree.count[node] == len(rows)
             if tree.feature[node] < 0:
                 continue
-            left = goes_left(tree, node, X[rows])
-            rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
             gained = twin.gain(rows, left)
             assert gained >= twin.best_gain(X, rows) - 0.01 * abs(gained) - 1e-3
             score = [0.5 * (twin.gradient[some].sum(axis=0) ** 2 / (twin.hessian[some].sum(axis=0) + 1.0)).sum() for some in
@@ -142,18 +148,13 @@ def test_a_model_of_targets_is_that_of_the_twin(weights: str | None) -> None:
     used = set()
     for iteration, tree in enumerate(model.ensemble.trees, 1):
         twin = TwinOfTargets(model, X, Y, w, iteration)
-        rows_of = {0: np.arange(len(X))}
-        for node in range(tree.n_nodes):
-            rows = rows_of[node]
+        for node, rows, left in nodes_of(tree, X):
             step = -0.1 * twin.gradient[rows].sum(axis=0) / (w[rows].sum() + 1.0)
             np.testing.assert_allclose(tree.value[node] / Y.std(axis=0), step / Y.std(axis=0), atol=1e-5)
             np.testing.assert_allclose(tree.cover[node], w[rows].sum(), rtol=1e-6)
             if tree.feature[node] >= 0:
-                left = goes_left(tree, node, X[rows])
-                rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
                 used.add(int(tree.feature[node]))
-                gained = twin.gain(rows, left)
-                assert gained >= twin.best_gain(X, rows) * 0.99
+                assert twin.gain(rows, left) >= twin.best_gain(X, rows) * 0.99
     assert used == {0, 1, 2, 3}
 
 
@@ -217,17 +218,11 @@ def test_leaf_values_of_residuals_are_those_of_the_twin(losses: list[str], weigh
     for iteration, tree in enumerate(model.ensemble.trees, 1):
         twin = TwinOfResiduals(model, losses, X, Y, iteration)
         seen.add(twin.deltas[-1])
-        rows_of = {0: np.arange(len(X))}
-        for node in range(tree.n_nodes):
-            rows = rows_of[node]
+        for node, rows, left in nodes_of(tree, X):
             if tree.feature[node] < 0:
-                np.testing.assert_allclose(
-                    tree.value[node], [0.1 * twin.value(k, rows) for k in range(3)], rtol=1e-6, atol=1e-9
-                )
-                continue
-            left = goes_left(tree, node, X[rows])
-            rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
-            if not weighted:  # limits count rows, not weights
+                steps = [0.1 * twin.value(k, rows) for k in range(3)]
+                np.testing.assert_allclose(tree.value[node], steps, rtol=1e-6, atol=1e-9)
+            elif not weighted:  # limits count rows, not weights
                 assert twin.gain(rows, left) >= twin.best_gain(X, rows) * 0.99
     assert len(seen) == 4
 

@@ -145,7 +145,7 @@ def test_an_interrupt_removes_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_killed_fit_go_with_the_next(tmp_path: Path) -> None:
     process = child(UNDER_WAY, tmp_path)
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"

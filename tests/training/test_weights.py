@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from distributed import Client
 
 import dboost
 from dboost import DataError
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut, mixed_frame
 
 FRAME = mixed_frame(900, seed=3).drop(columns="late")
@@ -26,12 +24,6 @@ FEATURES = [name for name in FRAME if name not in ("y", "grade", "w")]
 X = FRAME[FEATURES]
 #: So small that rows are streamed.
 LIMIT = 64 * 10**6
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def fit(data: Any, target: Any, weight: Any, **options: Any) -> dboost.Booster:

@@ -19,11 +19,8 @@ from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.trees.split_finder import mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import FeatureConstraints
-from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, mixed_frame
-from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.naive import bounded as naive
-from tests.helpers.tables import CodedTable
 from tests.helpers.tune import Tune
 
 FRAME = mixed_frame()
@@ -47,28 +44,6 @@ def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
 
 
 # One tree.
-
-
-@EVERY_KERNEL
-@given(table=PLAIN, seed=st.integers(0, 2**32), share=st.sampled_from([0.1, 0.5, 1.0]), data=st.data())
-@examples(30)
-def test_engines_choose_the_same_features(
-    every_kernel: bool, table: CodedTable, seed: int, share: float, data: st.DataObject
-) -> None:
-    parameters, with_hessian = (
-        data.draw(tree_parameters(every_kernel)),
-        data.draw(st.booleans() if every_kernel else st.just(True)),
-    )
-    n = len(table.codes)
-    groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    constraints = FeatureConstraints.of(share, groups, n, seed)
-    problem = Problem(table, parameters, seed, with_hessian=with_hessian, constraints=constraints)
-    expected, leaf = problem.whole(1)
-    for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
-        assert_equal(tree, expected)
-        assert found.tolist() == leaf.tolist()
-    for path in paths(expected):
-        assert groups is None or not path or any(set(path) <= group for group in groups)
 
 
 @given(
@@ -97,28 +72,6 @@ def test_what_a_node_may_split_by(n: int, share: float, seed: int, sides: list[i
         found = set(np.flatnonzero(paths.open[side]).tolist())
         assert found == naive.open_features(n, groups, share, seed, way)
         paths.path_hash[0], paths.active[0] = paths.path_hash[1 + side], paths.active[1 + side]
-
-
-@EVERY_KERNEL
-@given(table=PLAIN, seed=st.integers(0, 2**32), data=st.data())
-@examples(30)
-def test_engines_obey_the_same_directions(every_kernel: bool, table: CodedTable, seed: int, data: st.DataObject) -> None:
-    parameters, with_hessian = (
-        data.draw(tree_parameters(every_kernel)),
-        data.draw(st.booleans() if every_kernel else st.just(True)),
-    )
-    n = len(table.codes)
-    direction = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n)), np.int8)
-    problem = Problem(table, parameters, seed, with_hessian=with_hessian, direction=direction)
-    expected, leaf = problem.whole(1)
-    for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
-        assert_equal(tree, expected)
-        assert found.tolist() == leaf.tolist()
-    if not direction.any():
-        problem = Problem(table, parameters, seed, with_hessian=with_hessian)
-        free, _ = problem.whole(1)
-        assert np.array_equal(free.feature, expected.feature)
-        assert np.array_equal(free.threshold, expected.threshold, equal_nan=True)
 
 
 # Whole fits.

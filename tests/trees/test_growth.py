@@ -15,11 +15,12 @@ from dboost.cluster.transport.round_sums import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
+from dboost.rows.row_sample import Sample
 from dboost.session.fit_records import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees import steady_roots
 from dboost.trees.tree_growth import RoundHistograms
-from dboost.trees.tree_task import ANY_ORDER
+from dboost.trees.tree_task import ANY_ORDER, FeatureConstraints
 from tests.helpers.examples import examples
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
@@ -70,40 +71,60 @@ def test_three_ways_to_grow_are_one(every_kernel: bool, n_threads: int, data: st
     assert found.tolist() == leaf.tolist()
 
 
-@EVERY_KERNEL
-@given(table=PLAIN, seed=st.integers(0, 2**32), max_weight=st.sampled_from([2, 3, 16]), data=st.data())
-@examples(40)
-def test_rows_that_count_several_times(
-    every_kernel: bool, table: CodedTable, seed: int, max_weight: int, data: st.DataObject
-) -> None:
-    with_hessian = not every_kernel or data.draw(st.booleans())
-    times = np.random.default_rng(seed).integers(1, max_weight + 1, table.n_rows).astype(np.uint8)
-    problem = Problem(table, data.draw(tree_parameters(every_kernel)), seed, with_hessian=with_hessian, times=times)
-    expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(2), problem.by_rounds([50, 120], 4)[:2]):
-        assert_equal(tree, expected)
-        assert found.tolist() == leaf.tolist()
+def repeated(data: st.DataObject, table: CodedTable, rng: np.random.Generator, every_kernel: bool) -> dict[str, Any]:
+    most = data.draw(st.sampled_from([2, 3, 16]))
+    times = rng.integers(1, most + 1, table.n_rows).astype(np.uint8)
+    return {"times": times, "with_hessian": not every_kernel or data.draw(st.booleans())}
 
 
-@EVERY_KERNEL
-@given(
-    seed=st.integers(0, 2**32),
-    levels=st.sampled_from([0, 4]),
-    trimmed=st.sampled_from([0.01, 0.1, 0.2, 0.5, 0.9]),
-    data=st.data(),
-)
-@examples(60)
-def test_rows_of_little_influence_sit_out(
-    every_kernel: bool, seed: int, levels: int, trimmed: float, data: st.DataObject
-) -> None:
-    table = data.draw(st.one_of(PLAIN, mixed_tables()) if every_kernel else PLAIN)
+def trimmed(data: st.DataObject, table: CodedTable, rng: np.random.Generator, every_kernel: bool) -> dict[str, Any]:
     weighed = every_kernel and data.draw(st.booleans())
-    times = np.random.default_rng(seed).integers(1, 4, table.n_rows).astype(np.uint8) if weighed else None
-    problem = Problem(
-        table, data.draw(tree_parameters(every_kernel)), seed, with_hessian=True, levels=levels, times=times, trimmed=trimmed
-    )
-    expected, leaf = problem.naive()
-    for tree, found in (problem.whole(1), problem.whole(3), problem.by_rounds([50, 120], 4)[:2]):
+    return {
+        "trimmed": data.draw(st.sampled_from([0.01, 0.1, 0.2, 0.5, 0.9])),
+        "times": rng.integers(1, 4, table.n_rows).astype(np.uint8) if weighed else None,
+        "levels": data.draw(st.sampled_from([0, 4])),
+        "with_hessian": True,
+    }
+
+
+def sampled(data: st.DataObject, table: CodedTable, rng: np.random.Generator, every_kernel: bool) -> dict[str, Any]:
+    share = data.draw(st.sampled_from([0.01, 0.3, 0.5, 0.9]))
+    with_hessian = data.draw(st.booleans()) if every_kernel else True
+    return {"sample": Sample.of(share, int(rng.integers(2**32)), 3), "with_hessian": with_hessian}
+
+
+def constrained(data: st.DataObject, table: CodedTable, rng: np.random.Generator, every_kernel: bool) -> dict[str, Any]:
+    n, share = len(table.codes), data.draw(st.sampled_from([0.1, 0.5, 1.0]))
+    groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
+    constraints = FeatureConstraints.of(share, groups, n, int(rng.integers(2**32)))
+    return {"constraints": constraints, "with_hessian": data.draw(st.booleans()) if every_kernel else True}
+
+
+def directed(data: st.DataObject, table: CodedTable, rng: np.random.Generator, every_kernel: bool) -> dict[str, Any]:
+    direction = rng.integers(-1, 2, len(table.codes)).astype(np.int8)
+    return {"direction": direction, "with_hessian": data.draw(st.booleans()) if every_kernel else True}
+
+
+#: What a tree may be grown with: keywords of `Problem`.
+GROWN_WITH = {kind.__name__: kind for kind in (repeated, trimmed, sampled, constrained, directed)}
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("kind", GROWN_WITH)
+@given(seed=st.integers(0, 2**32), data=st.data())
+@examples(40)
+def test_whatever_trees_are_grown_with(every_kernel: bool, kind: str, seed: int, data: st.DataObject) -> None:
+    """The naive grower knows neither constraints nor directions of features, which naive searches of one node do."""
+    table = data.draw(st.one_of(PLAIN, mixed_tables()) if every_kernel and kind == "trimmed" else PLAIN)
+    options = GROWN_WITH[kind](data, table, np.random.default_rng(seed), every_kernel)
+    problem = Problem(table, data.draw(tree_parameters(every_kernel)), seed, **options)
+    expected, leaf = problem.whole(1) if kind in ("constrained", "directed") else problem.naive()
+    for tree, found in (
+        problem.whole(1),
+        problem.whole(2),
+        problem.by_rounds([50, 120], 4)[:2],
+        problem.by_rounds([9], 30)[:2],
+    ):
         assert_equal(tree, expected)
         assert found.tolist() == leaf.tolist()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import dask.dataframe as dd
@@ -25,7 +24,6 @@ from dboost.rows.shard import BinnedColumns
 from dboost.rows.shard_spec import plan_layout
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import shard_of, spec_of
@@ -37,12 +35,6 @@ FRAME = mixed_frame(1500)
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(tune: Tune) -> None:
     tune(small_cells=0)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster() as client:
-        yield client
 
 
 # The rule that merges fine bins into bins.
