@@ -17,6 +17,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow.compute as pc
 import pytest
 import scipy.sparse as sp
 from distributed import Client
@@ -160,7 +162,7 @@ class Table:
         return {} if self.dtype is None else {"categorical_features": [NUMBERS.index("uint8")]}
 
     def fit(self, *, apart: bool = False, **more: Any) -> Booster:
-        return dboost.fit(**self.rows(apart=apart), **OPTIONS, **self.shaping, **more)
+        return dboost.fit(**self.rows(apart=apart) | OPTIONS | self.shaping | more)
 
 
 def in_pieces() -> AbstractContextManager[Tuning]:
@@ -202,6 +204,30 @@ def _cross_validated(table: Table) -> list[Any]:
     return [*found.boosters, found.predictions]
 
 
+def _two_targets(table: Table) -> list[Any]:
+    rows = table.rows() | {"target": ["y", "o"]}
+    del rows["offset"]
+    return [dboost.fit(**rows, **OPTIONS), *_in_files(table, target=["y", "o"], offset=None)]
+
+
+def _filter(form: str) -> Any:
+    return Random(form).choice([pc.field("normal") > 0, pl.col("normal") > 0])
+
+
+def _filtered(table: Table) -> list[Any]:
+    if table.form is None:
+        kept = table.rows()["data"].query("normal > 0")
+        return 2 * [dboost.fit(kept, **ROLES, **OPTIONS)]
+    return [table.fit(filter=_filter(table.form)), *_in_files(table, filter=_filter(table.form))]
+
+
+def _predicted_filtered(table: Table) -> list[Any]:
+    model, rows = _model(table.dtype, table.kinds), table.rows(1)["data"]
+    if table.form is None:
+        return [model.predict(rows.query("normal > 0")).to_numpy()]
+    return [plain(model.predict(rows, filter=_filter(table.form)))]
+
+
 def _predicted(table: Table) -> list[Any]:
     model = _model(table.dtype, table.kinds)
     answers = [
@@ -221,14 +247,18 @@ def _predicted_in_pieces(table: Table) -> list[Any]:
 
 def _interpreted(table: Table) -> list[Any]:
     model, feature = _model(table.dtype, table.kinds), 0 if table.dtype is not None else table.kinds[0]
+    kinds = ("average", "conditional", "individual")
     found = [
-        model.partial_dependence(table.rows(1)["data"], feature).to_numpy(),
+        *(model.partial_dependence(table.rows(1)["data"], feature, kind, max_rows=30).to_numpy() for kind in kinds),
+        model.additivity(table.rows(1)["data"], feature, max_rows=30).to_numpy(),
         model.interaction_strength(table.rows(1)["data"], model.feature_names_in_[:3].tolist(), max_rows=30)["h"].to_numpy(),
     ]
     if not table.is_lazy:
         rows = [table.rows(1) for _ in range(2)]
         found.append(model.importance("permutation", rows[0]["data"], rows[0]["target"], n_repeats=1).to_numpy())
-        found.append(model[:].calibrate(rows[1]["data"], rows[1]["target"]).calibration)
+        by = KEY if table.dtype is None else f"f{NUMBERS.index('uint8')}"
+        calibrated = model[:].calibrate(rows[1]["data"], rows[1]["target"], coverage=0.5, by=by)
+        found += [calibrated.calibration, plain(calibrated.predict_interval(table.rows(1)["data"]))]
     return found
 
 
@@ -239,6 +269,8 @@ class Entrance:
     kind: str
     #: What may hold the table.
     where: tuple[str, ...] = ("memory", "lazy", "path", "list")
+    #: Whether columns must have names.
+    needs_names: bool = False
 
 
 ENTRANCES: dict[str, Entrance] = {
@@ -252,12 +284,15 @@ ENTRANCES: dict[str, Entrance] = {
     ),
     "fit, exact splits": Entrance(lambda table: [table.fit(split_proposal="exact")], "fit"),
     "fit, as an evaluation set": Entrance(_evaluated, "fit"),
+    "fit, two targets": Entrance(_two_targets, "targets", needs_names=True),
+    "fit, filtered": Entrance(_filtered, "filter", needs_names=True),
     "prepare": Entrance(_prepared, "prepare"),
     "prepare, on workers": Entrance(lambda table: _prepared(table, client=table.client), "prepare"),
     "cv": Entrance(_cross_validated, "prepare"),
     "refit_leaves": Entrance(lambda table: [_model(table.dtype, table.kinds).refit_leaves(**table.rows(1))], "fit"),
     "predictions": Entrance(_predicted, "predict"),
     "predictions, in pieces": Entrance(_predicted_in_pieces, "predict"),
+    "predictions, filtered": Entrance(_predicted_filtered, "filter", needs_names=True),
     "interpretation": Entrance(_interpreted, "predict"),
 }
 
@@ -290,7 +325,7 @@ _OF_ARRAYS = [
     for name, form in ARRAYS.items()
     if dtype not in form.lacks
     for entrance in ENTRANCES
-    if ARRAYS[name].where in ENTRANCES[entrance].where
+    if ARRAYS[name].where in ENTRANCES[entrance].where and not ENTRANCES[entrance].needs_names
 ]
 
 

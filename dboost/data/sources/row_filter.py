@@ -131,10 +131,10 @@ class RowFilter:
             table = pa.table(
                 {name: pa.array(data.iloc[:, names.index(name)], from_pandas=True) for name in used} or _rows(len(data))
             )
-            return data.iloc[self.kept(table)]
+            return _native(data).iloc[self.kept(table)]
         if is_a(data, "pyarrow", "Table"):
             used = self.columns(data.column_names)
-            return data.take(self.kept(data.select(used) if used else pa.table(_rows(data.num_rows))))
+            return _without_views(data).take(self.kept(data.select(used) if used else pa.table(_rows(data.num_rows))))
         try:
             frame = nw.from_native(data, eager_only=True)
         except TypeError:
@@ -215,3 +215,20 @@ def _guarantees(field: Any, extremes: Extremes) -> list[Any]:
         return [field.is_null()] if extremes.has_missing else []
     bounds = [field >= extremes.least, field <= extremes.largest]
     return [bound | field.is_null() for bound in bounds] if extremes.has_missing else bounds
+
+
+def _native(frame: Any) -> Any:
+    """Return a pandas frame whose columns have the byte order of this machine: pandas selects no rows of others."""
+    foreign = [j for j, dtype in enumerate(frame.dtypes) if isinstance(dtype, np.dtype) and not dtype.isnative]
+    frame = frame.copy(deep=False) if foreign else frame
+    for j in foreign:
+        frame.isetitem(j, frame.iloc[:, j].astype(frame.dtypes.iloc[j].newbyteorder("=")))
+    return frame
+
+
+def _without_views(table: Any) -> Any:
+    """Return an Arrow table whose text is no views, of which Arrow selects no rows."""
+    for j, field in enumerate(table.schema):
+        if pa.types.is_string_view(field.type):
+            table = table.set_column(j, field.name, table.column(j).cast(pa.large_string()))
+    return table

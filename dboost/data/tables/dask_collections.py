@@ -156,6 +156,7 @@ def filtered(frame: Any, row_filter: RowFilter, names: Sequence[str] | None = No
     used = row_filter.columns(present)
     if names is not None:
         frame = select(frame, tuple(dict.fromkeys([*names, *used])))
+    frame = with_objects(frame)  # which does not look behind a function of partitions
     return frame.map_partitions(row_filter.rows_of, meta=frame._meta, enforce_metadata=False)
 
 
