@@ -111,34 +111,6 @@ def test_a_parameter_file_that_cannot_be_used(tmp_path: Path) -> None:
         settings.gather(str(bad), [], KNOWN)
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_bytes(b"before")
-    with pytest.raises(RuntimeError), output_paths.whole(str(path)) as file:
-        file.write(b"half")
-        raise RuntimeError
-    assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
-    with output_paths.whole(str(path)) as file:
-        file.write(b"after")
-    assert path.read_bytes() == b"after"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    with pytest.raises(RuntimeError), output_paths.whole_folder(f"{path}/") as create:
-        with create("a") as file:
-            file.write(b"half")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-    path.mkdir()
-    with output_paths.whole_folder(f"{path}/") as create, create("a") as file:
-        file.write(b"whole")
-    assert (path / "a").read_bytes() == b"whole"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_an_output_never_replaces_what_is_read_or_another_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pd.DataFrame({"x": np.arange(60.0), "y": np.arange(60) % 2})
     (tmp_path / "folder").mkdir()
@@ -408,16 +380,6 @@ def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, caps
     assert f"{booster.n_iter_} iterations (the best of {booster.n_iter_ + 5})" in said
 
 
-def test_predictions_in_a_csv_file(here: Path, table: pd.DataFrame) -> None:
-    for target, proba in (("price", []), ("grade", []), ("grade", ["--proba"])):
-        settings = ["--target", target, "--set", "features=[a, shop]", "--set", "max_iter=3", "--overwrite"]
-        assert status_of("train", "parts", *settings) == 0
-        for output in ("out.csv", "out.parquet"):
-            assert status_of("predict", "model.json", "parts", "--output", output, *proba) == 0
-        pd.testing.assert_frame_equal(pd.read_csv("out.csv"), pd.read_parquet("out.parquet"), check_dtype=False)
-        assert len(pd.read_csv("out.csv")) == len(table)
-
-
 def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> None:
     settings = ["--target", "grade", "--set", "features=[a, shop]", "--set", "max_iter=3"]
     assert status_of("train", "parts", *settings) == 0
@@ -425,10 +387,6 @@ def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> No
     assert status_of("predict", "model.json", "parts", "--output", "out/") == 0
     assert sorted(path.name for path in Path("out").iterdir()) == [f"part-{i:05d}.parquet" for i in range(3)]
     assert list(pd.read_parquet("out")["prediction"]) == list(booster.predict(table))
-    assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--proba") == 0
-    found = pd.read_parquet("out.parquet")
-    assert list(found.columns) == ["probability_high", "probability_low"]
-    np.testing.assert_array_equal(found.to_numpy(), booster.predict_proba(table).to_numpy())
 
 
 def test_intervals_are_written(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,11 +543,8 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("train", "rows.parquet", "--target", "cost"), "'cost'"),
         (("train", "nowhere.parquet", "--target", "price"), "nowhere.parquet"),
         (("train", "parts/*.csv", "--target", "price"), "parts/*.csv"),
-        ((*TRAIN, "--set", "max_itr=3"), "did you mean max_iter"),
-        ((*TRAIN, "--set", "max_iter=-3"), "max_iter"),
         ((*TRAIN, "--eval", "nowhere.csv"), "nowhere.csv"),
         ((*TRAIN, "--params", "nowhere.toml"), "nowhere.toml"),
         ((*TRAIN, "--output", "nowhere/model.json"), "there is no folder"),
@@ -723,41 +678,14 @@ def test_the_demo_shows_and_leaves_its_results(here: Path, capsys: pytest.Captur
     assert Path("shown/model.json").read_bytes() == model
 
 
-def test_train_goes_on(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
-    """--start-from continues a model, --checkpoint resumes a fit; both as `dboost.fit` does."""
+def test_a_checkpoint_is_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, "--set", "max_iter=5", "--output", "old.json", "--checkpoint", "kept"]) == 0
     assert main([*TRAIN, "--set", "max_iter=8", "--output", "longer.json", "--checkpoint", "kept"]) == 0
     assert main([*TRAIN, "--set", "max_iter=8", "--output", "at_once.json"]) == 0
     assert Path("longer.json").read_bytes() == Path("at_once.json").read_bytes()
     capsys.readouterr()
-    columns = ["a", "b", "c", "shop"]
-    go_on = ["train", "rows.parquet", "--target", "price", "--start-from", "old.json", "--output", "new.json"]
-    assert main([*go_on, "--set", "max_iter=3", "--set", "source_name=again"]) == 0
-    assert "8 iterations, train_loss" in capsys.readouterr().out
-    expected = dboost.fit(table, "price", start_from="old.json", max_iter=3, source_name="again")
-    assert dboost.load("new.json") == expected
-    assert list(expected.feature_names_in_) == columns
     assert main([*TRAIN, "--set", "learning_rate=0.5", "--checkpoint", "kept"]) == 2
     assert "learning_rate was 0.1 then and is 0.5 now" in capsys.readouterr().err
-
-
-def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    for folder in (home, elsewhere):
-        folder.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(elsewhere)
-    pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60.0) % 7}).to_csv(home / "rows.csv", index=False)
-    (home / "short.toml").write_text("max_iter = 2\n")
-    of_model = ["--target=y", "--params=~/short.toml", "--quiet"]
-    files = ["--output=~/model.json", "--history=~/history.csv", "--checkpoint=~/checkpoint"]
-    assert main(["train", "~/rows.csv", *of_model, *files]) == 0
-    assert main(["predict", "~/model.json", "~/rows.csv", "--output=~/predictions.csv"]) == 0
-    written = {one.name for one in home.iterdir() if not one.name.startswith(".")}
-    assert written == {
-        "rows.csv", "short.toml", "model.json", "history.csv", "checkpoint", "predictions.csv",
-    }  # fmt: skip
-    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,36 @@ def test_a_batch_that_was_begun_stays_as_it_is(learned: list[list[str]], monkeyp
     assert content() == ["part-1.parquet", "part-2.parquet"]
 
 
+def read_ledger() -> dict[str, Any]:
+    return json.loads(Path("model.json.ledger.json").read_text())
+
+
+def change_ledger(**changes: Any) -> None:
+    Path("model.json.ledger.json").write_text(json.dumps(read_ledger() | changes))
+
+
+#: What happens to the files of a model, and the error of the next run.
+SPOILT: dict[str, tuple[Callable[[], Any], str]] = {
+    "ledger": (lambda: Path("model.json.ledger.json").unlink(), "model.json exists, but not model.json.ledger.json"),
+    "model": (lambda: Path("model.json").unlink(), "the model is gone"),
+    "another model": (
+        lambda: dboost.load("model.json").truncate(0).save("model.json"),
+        "model.json is not the model that model.json.ledger.json records",
+    ),
+    "rows": (
+        lambda: pd.DataFrame({"a": [1.0], "b": [2.0], "y": [3.0]}).to_parquet("data/part-1.parquet"), "part-1.parquet has"
+    ),
+    "no text": (lambda: Path("model.json.ledger.json").write_bytes(b"\xff"), "model.json.ledger.json is damaged"),
+    "no JSON": (lambda: Path("model.json.ledger.json").write_text("[" * 100_000), "model.json.ledger.json is damaged"),
+    "a list": (lambda: Path("model.json.ledger.json").write_text("[]"), "model.json.ledger.json is damaged"),
+    "nothing in it": (lambda: Path("model.json.ledger.json").write_text("{}"), "model.json.ledger.json is damaged"),
+    "no batches": (
+        lambda: Path("model.json.ledger.json").write_text('{"format": "dboost ledger", "version": 2}'), "is damaged"
+    ),
+    "no sizes": (lambda: change_ledger(settled=[read_ledger()["settled"][0] | {"files": ["part-1.parquet"]}]), "is damaged"),
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("learned")
 class TestRefused:
     @staticmethod
@@ -180,28 +211,31 @@ class TestRefused:
         Path("data").rmdir()
         assert self.said(capsys) == "dboost: there is no file at data"
 
-    def test_a_model_that_was_begun_otherwise(self, capsys: pytest.CaptureFixture[str]) -> None:
-        arrive(1)
+    @pytest.mark.parametrize("case", SPOILT)
+    def test_what_was_spoilt_since_the_last_run(self, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+        spoil, sentence = SPOILT[case]
+        arrive(1, 2)
         assert main(COMMAND) == 0
-        Path("model.json.ledger.json").unlink()
-        assert "model.json exists, but not model.json.ledger.json" in self.said(capsys)
+        spoil()
+        assert sentence in self.said(capsys)
 
-    def test_a_model_that_was_replaced_or_lost(self, capsys: pytest.CaptureFixture[str]) -> None:
-        arrive(1)
-        assert main(COMMAND) == 0
-        old = Path("model.json").read_bytes()
-        arrive(2)
-        assert main(COMMAND) == 0
-        Path("model.json").write_bytes(old)
-        assert "model.json is not the model that model.json.ledger.json records" in self.said(capsys)
-        Path("model.json").unlink()
-        assert "the model is gone" in self.said(capsys)
-
-    def test_rows_that_changed_under_their_name(self, capsys: pytest.CaptureFixture[str]) -> None:
-        arrive(1)
-        assert main(COMMAND) == 0
-        pd.DataFrame({"a": [1.0], "b": [2.0], "y": [3.0]}).to_parquet("data/part-1.parquet")
-        assert "part-1.parquet has" in self.said(capsys)
+    @pytest.mark.parametrize(
+        ("spoil", "sentence"),
+        [
+            (lambda: exchange("data/part-2.parquet"), "has another content than when the training of model.json on it began"),
+            (lambda: Path("data/part-2.parquet").unlink(), "is gone, and model.json is being trained on it"),
+        ],
+    )
+    def test_a_file_of_an_interrupted_batch_that_was_spoilt(
+        self, spoil: Callable[[], None], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrive(1, 2)
+        TestSettingsOfABatch.killed(monkeypatch)
+        spoil()
+        assert f"part-2.parquet {sentence}" in self.said(capsys)
+        assert main((*COMMAND, "--discard-batch")) == 0
+        (batch,) = read_ledger()["settled"]
+        assert set(batch["files"]) == {path.name for path in Path("data").iterdir()}
 
     @pytest.mark.parametrize("keeps_times", [False, True])
     def test_rows_that_changed_without_a_change_of_size(self, keeps_times: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,18 +247,6 @@ class TestRefused:
         exchange("data/part-1.parquet")  # the first content is back
         assert main(COMMAND) == 0
         assert read_ledger()["settled"][1]["files"].keys() == {"part-3.parquet"}
-
-    def test_a_file_of_an_interrupted_batch_that_was_replaced(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        arrive(1, 2)
-        with monkeypatch.context() as patch:
-            patch.setattr(ledger.Ledger, "record_model", lambda *_: (_ for _ in ()).throw(Killed()))
-            with pytest.raises(Killed):
-                main(COMMAND)
-        exchange("data/part-2.parquet")
-        assert "part-2.parquet has another content than when the training of model.json on it began" in self.said(capsys)
-        assert main((*COMMAND, "--discard-batch")) == 0
 
     def test_a_file_that_is_replaced_during_the_training(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -243,20 +265,6 @@ class TestRefused:
         assert "part-2.parquet was replaced while model.json was trained on it" in capsys.readouterr().err
         assert not Path("model.json").exists() and not Path("model.json.ledger.json").exists()
         assert main(COMMAND) == 0
-
-    def test_a_file_of_an_interrupted_batch_that_is_gone(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        arrive(1, 2)
-        with monkeypatch.context() as patch:
-            patch.setattr(ledger.Ledger, "record_model", lambda *_: (_ for _ in ()).throw(Killed()))
-            with pytest.raises(Killed):
-                main(COMMAND)
-        Path("data/part-2.parquet").unlink()
-        assert "part-2.parquet is gone, and model.json is being trained on it" in self.said(capsys)
-        assert main((*COMMAND, "--discard-batch")) == 0
-        (batch,) = json.loads(Path("model.json.ledger.json").read_text())["settled"]
-        assert list(batch["files"]) == ["part-1.parquet"]
 
     def test_other_data_and_other_places(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arrive(1)
@@ -285,24 +293,6 @@ class TestRefused:
         Path("again").rename("data")
         assert "--moved-from" in self.said(capsys)
         assert "--start-from names another: old.json" in self.said(capsys, *COMMAND, "--start-from", "old.json")
-
-    @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff", "[" * 100_000])
-    def test_a_damaged_ledger(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
-        arrive(1)
-        Path("model.json.ledger.json").write_text(text, encoding="latin-1")
-        assert "model.json.ledger.json is damaged" in self.said(capsys)
-
-    def test_a_ledger_with_sizes_of_another_kind(self, capsys: pytest.CaptureFixture[str]) -> None:
-        arrive(1)
-        assert main(COMMAND) == 0
-        content = json.loads(Path("model.json.ledger.json").read_text())
-        content["settled"][0]["files"] = ["part-1.parquet"]
-        Path("model.json.ledger.json").write_text(json.dumps(content))
-        assert "is damaged" in self.said(capsys)
-
-
-def read_ledger() -> dict[str, Any]:
-    return json.loads(Path("model.json.ledger.json").read_text())
 
 
 def exchange(name: str, *, keeps_times: bool = False) -> None:
@@ -555,17 +545,6 @@ def test_columns_in_the_names_of_folders(here: Path) -> None:
     assert list(found.sizes) == ["day=1/rows.parquet", "day=2/rows.parquet"]
     frame = open_path(FilesBelow(list(found.urls.values())[1:], found.root)).compute()
     assert list(frame.columns) == ["a", "day"] and frame["day"].astype(str).tolist() == ["2"]
-
-
-def test_the_model_is_the_one_of_fits_by_hand(here: Path) -> None:
-    arrive(1, 2)
-    few = ("--set", "max_iter=3")
-    assert main((*COMMAND, *few)) == 0
-    arrive(3)
-    assert main((*COMMAND, *few)) == 0
-    first = dboost.fit(["data/part-1.parquet", "data/part-2.parquet"], "y", max_iter=3, progress=False)
-    second = dboost.fit("data/part-3.parquet", "y", start_from=first, max_iter=3, progress=False)
-    assert dboost.load("model.json").sha256 == second.sha256
 
 
 def test_a_run_that_has_lost_its_lease_removes_no_checkpoint(here: Path) -> None:

@@ -19,7 +19,6 @@ from dboost.data.columns.roles import kept_rows
 from dboost.interop.export import nearest_float32
 from dboost.rows.encode import encode_table, sampled
 from dboost.rows.shard_spec import plan_layout
-from dboost.schema import Feature
 from dboost.tuning import Tuning, tuned
 from tests.helpers.naive import bins as naive
 from tests.helpers.tune import Tune
@@ -123,14 +122,6 @@ def test_quantiles_are_the_inverted_distribution_function(n: int) -> None:
     assert len(edges) == 254
     assert (np.abs(np.searchsorted(np.sort(column), edges) - np.searchsorted(np.sort(column), expected)) <= 1).all()
     assert np.bincount(bin_of(column, edges)).max() <= n // 255 + 2
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint16, np.float32])
-def test_types(dtype: type) -> None:
-    values = np.array([3, 1, 2, 100, 1], dtype)
-    assert propose(values, None, 255).tolist() == [1.5, 2.5, 51.5]
-    assert propose(values, None, 255).dtype == np.float64
-    assert propose(values, np.ones(5), 255).tolist() == [1.5, 2.5, 51.5]
 
 
 @given(seed=st.integers(0, 2**32), spread=st.sampled_from([1e-6, 1.0, 15.0]))
@@ -283,16 +274,6 @@ def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, tune: Tune) 
     assert not np.array_equal(rows, sample_rows(2000, seed + 1))
 
 
-def test_the_sample_of_a_large_table_has_the_size_it_should() -> None:
-    for n in (Tuning.bin_sample_rows + 1, 3_000_000):
-        rows = sample_rows(n, 0)
-        assert abs(len(rows) - Tuning.bin_sample_rows) < 5 * np.sqrt(Tuning.bin_sample_rows)
-        assert (np.diff(rows) > 0).all()
-        assert rows[-1] < n
-        # Evenly spread.
-        assert np.histogram(rows, 10, (0, n))[0].std() < 5 * np.sqrt(len(rows) / 10)
-
-
 def frame(n: int, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     return pd.DataFrame(
@@ -344,19 +325,6 @@ def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: in
         expected = [naive.code(float(value), edges.tolist()) for value in data[column].to_numpy()[rows]]
         assert whole_codes.of(feature).tolist() == expected
     assert whole_codes.of(4).tolist() == [["a", "b", "c"].index(level) for level in data["kind"].to_numpy()[rows]]
-
-
-def test_numbers_of_bins() -> None:
-    features = (Feature("x"), Feature("kind", ("a", "b", "c")), Feature("constant"))
-    edges = (np.array([1.0, 2.0]), None, np.empty(0))
-    assert Binning(features, edges).n_bins.tolist() == [3, 3, 1]
-    assert Binning(features, edges).is_categorical.tolist() == [False, True, False]
-
-
-def test_every_row_of_weight_zero_is_left_out() -> None:
-    assert kept_rows(None) is None
-    assert kept_rows(np.ones(3)) is None
-    assert kept_rows(np.array([1.0, 0.0, 2.0])).tolist() == [0, 2]
 
 
 @pytest.mark.fast_cells(2)

@@ -20,7 +20,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data import open_table
+from dboost.data import Table, open_table
 from dboost.schema import Feature
 
 DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
@@ -42,6 +42,17 @@ def test_whole_arrays_are_not_copied() -> None:
         assert np.shares_memory(view, arrow[name].chunk(0).to_numpy())
 
 
+def table_of(values: object, categorical_features: object = "from_dtype") -> Table:
+    """Return a table with one column of three values."""
+    if isinstance(values, pa.Array):
+        frame: object = pa.table({"a": values})
+    elif isinstance(values, pl.Series):
+        frame = pl.DataFrame({"a": values})
+    else:
+        frame = values[:, None] if isinstance(values, np.ndarray) else pd.DataFrame({"a": values})
+    return open_table(frame, [0, 1, 2], categorical_features=categorical_features)
+
+
 @pytest.mark.fast_cells(8)
 @pytest.mark.parametrize(
     ("values", "dtype", "want"),
@@ -54,6 +65,7 @@ def test_whole_arrays_are_not_copied() -> None:
         (pd.Series([True, None, False], dtype="bool[pyarrow]"), np.float32, [1, np.nan, 0]),
         (pd.Series([1, None, 3], dtype="int64[pyarrow]"), np.float64, [1, np.nan, 3]),
         (pd.Series([2**62, 1, 3], dtype="int64[pyarrow]"), np.int64, [2**62, 1, 3]),
+        (pd.Series([2**63 + 2, None, 5], dtype=object), np.float64, [2.0**63, np.nan, 5]),
         (pd.Series([decimal.Decimal("1.5"), None, decimal.Decimal(3)]), np.float64, [1.5, np.nan, 3]),
         (pd.Series(pa.array([decimal.Decimal("1.5"), None, 3])).astype(object), np.float64, [1.5, np.nan, 3]),
         (pd.Series([1, None, 2.5], dtype=object), np.float64, [1, np.nan, 2.5]),
@@ -79,15 +91,7 @@ def test_whole_arrays_are_not_copied() -> None:
     ids=lambda value: str(getattr(value, "dtype", getattr(value, "type", "")))[:24],
 )
 def test_numbers(values: object, dtype: type, want: list[float]) -> None:
-    if isinstance(values, pa.Array):
-        frame: object = pa.table({"a": values})
-    elif isinstance(values, pl.Series):
-        frame = pl.DataFrame({"a": values})
-    elif isinstance(values, np.ndarray):
-        frame = values[:, None]
-    else:
-        frame = pd.DataFrame({"a": values})
-    table = open_table(frame, [0, 1, 2])
+    table = table_of(values)
     (column,) = table.chunk(0).columns
     assert column.dtype == dtype
     assert table.features[0].categories is None
@@ -111,21 +115,18 @@ def test_numbers(values: object, dtype: type, want: list[float]) -> None:
         (np.array(["b", "", "a"]), ("", "a", "b"), [2, 0, 1]),
         (pa.DictionaryArray.from_arrays([1, 0, 2], ["a", None, "b", "unused"]), ("a", "b"), [-1, 0, 1]),
         (pa.DictionaryArray.from_arrays(pa.array([1, None, 2], pa.uint8()), pa.array([7, 5, 4])), (4, 5), [1, -1, 0]),
+        (pa.DictionaryArray.from_arrays([3, 1, 0], pa.array([1.5, float("nan"), None, 3.5])), (1.5, 3.5), [1, -1, 0]),
+        (pd.Series([2**63 + 2, None, 2**60 + 1], dtype=object), (2**60 + 1, 2**63 + 2), [1, -1, 0]),
+        (pd.Series([2**60 + 2, None, 2**60 + 1], dtype="Int64"), (2**60 + 1, 2**60 + 2), [1, -1, 0]),
+        (pd.Series([2**60 + 2, None, 2**60 + 1], dtype="int64[pyarrow]"), (2**60 + 1, 2**60 + 2), [1, -1, 0]),
+        (np.ma.array([2**60 + 2, 7, 2**60 + 1], mask=[0, 1, 0]), (2**60 + 1, 2**60 + 2), [1, -1, 0]),
         (pl.Series(["b", None, "a"], dtype=pl.Enum(["b", "never", "a"])), ("a", "b"), [1, -1, 0]),
         (pl.Series(["b", None, "a"], dtype=pl.Categorical), ("a", "b"), [1, -1, 0]),
     ],
     ids=lambda value: str(getattr(value, "dtype", getattr(value, "type", "")))[:24],
 )  # fmt: skip
 def test_categories(values: object, levels: tuple, codes: list[int]) -> None:
-    if isinstance(values, pa.Array):
-        frame: object = pa.table({"a": values})
-    elif isinstance(values, pl.Series):
-        frame = pl.DataFrame({"a": values})
-    elif isinstance(values, np.ndarray):
-        frame = values[:, None]
-    else:
-        frame = pd.DataFrame({"a": values})
-    table = open_table(frame, [0, 1, 2])
+    table = table_of(values, [0])
     assert table.features[0].categories == levels
     assert [type(level) for level in table.features[0].categories or ()] == [type(level) for level in levels]
     np.testing.assert_array_equal(table.chunk(0).columns[0].codes, codes)
@@ -287,18 +288,12 @@ def test_columns_of_an_index_in_parquet_files_are_no_features(described: bool, t
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
-def test_the_index_of_a_written_frame_is_no_feature(name: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({name: np.arange(200), "a": rng.normal(size=200), "y": np.arange(200.0)})
-    sources: list[Any] = [frame, dd.from_pandas(frame, npartitions=2)]
-    if name != "__index_level_0__":
-        frame.drop(columns=name).to_csv(tmp_path / "rows.csv")
-        sources.append(tmp_path / "rows.csv")
-    for data in sources:
-        with pytest.warns(UserWarning, match=f"column '{'Unnamed: 0' if isinstance(data, Path) else name}' numbers the rows"):
-            booster = dboost.fit(data, "y", max_iter=2)
-        assert booster.feature_names_in_.tolist() == ["a"]
-        assert len(booster.predict(frame)) == 200  # as an unused column
+def test_the_index_of_a_written_frame_is_no_feature_unless_it_is_chosen(name: str) -> None:
+    frame = pd.DataFrame({name: np.arange(200), "a": np.arange(200) % 7.0, "y": np.arange(200.0)})
+    with pytest.warns(UserWarning, match=f"column '{name}' numbers the rows"):
+        booster = dboost.fit(frame, "y", max_iter=2)
+    assert booster.feature_names_in_.tolist() == ["a"]
+    assert len(booster.predict(frame)) == 200  # as an unused column
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chosen = dboost.fit(frame, "y", features=[name, "a"], max_iter=2)

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -20,7 +19,6 @@ import pytest
 
 from dboost.data import ReadOptions, open_table
 from dboost.data.tables import dask_collections
-from dboost.errors import DataError
 from tests.helpers.table_content import content
 
 N_PARTS = 5
@@ -151,36 +149,6 @@ def test_kept_chunks_do_not_keep_partitions_alive() -> None:
 
 
 @pytest.mark.slow
-def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) -> None:
-    """300 MB of rows, created on request, 15 MB a partition; 5 MB of them may be retained."""
-    script = """
-        import resource, sys
-        import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.data import ReadOptions, open_table
-        from dboost.data.tables import dask_collections
-        dask.config.set({"temporary-directory": sys.argv[1]})
-        N = 100_000
-        def part(i):
-            values = np.random.default_rng(i).random((N, 19))
-            return pd.DataFrame(values, columns=[f"c{j}" for j in range(19)]).assign(y=0.0)
-        def frame(n):
-            return dd.from_map(part, range(n), meta=part(0)[:0])
-        def peak():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        open_table(frame(2), "y", options=ReadOptions(n_threads=2, retain_bytes=0)).close()
-        before = peak()
-        with open_table(frame(20), "y", options=ReadOptions(n_threads=2, retain_bytes=5 * 2**20)) as table:
-            total = sum(float(table.chunk(i).columns[3].sum()) for i in range(table.n_chunks))
-        assert abs(total - 1e6) < 1e4, total
-        print(peak() - before)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], capture_output=True, text=True)
-    grown = float(done.stdout or "nan")
-    # 16 MB of targets, 5 MB retained, and for each thread a partition (16 MB), its columns, and the next partition.
-    assert grown < 110, done.stderr
-
-
-@pytest.mark.slow
 def test_distributed_is_not_imported() -> None:
     script = """
         import sys
@@ -192,28 +160,6 @@ def test_distributed_is_not_imported() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.stdout == "False False\n", done.stderr
-
-
-def test_persisted_partitions_are_fetched_one_by_one() -> None:
-    distributed = pytest.importorskip("distributed")
-    with distributed.Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None):
-        frame = Source().frame().persist()
-        matrix = Source().array().persist()
-        with open_table(frame[["a", "b"]], frame["y"]) as table:
-            assert content(table)["a"].tolist() == list(range(4 * N_PARTS))
-        with open_table(matrix[:, :2], matrix[:, 2]) as table:
-            assert content(table)["f1"].tolist() == [3 * i + 1 for i in range(4 * N_PARTS)]
-
-
-@pytest.mark.parametrize("retain_bytes", [0, 10**9])
-def test_errors_name_the_partition(retain_bytes: int) -> None:
-    def part(i: int) -> pd.DataFrame:
-        return pd.DataFrame({"a": [1.0, 2] if i < 3 else ["u", "v"], "y": [0, 1]})
-
-    frame = dd.from_map(part, range(4), meta=part(0).iloc[:0])
-    message = "column 'a' holds numbers in partition [012], but text or categories in partition 3"
-    with pytest.raises(DataError, match=message):
-        open_table(frame, "y", options=ReadOptions(retain_bytes=retain_bytes))
 
 
 @pytest.mark.parametrize("features", [None, ["a"]])

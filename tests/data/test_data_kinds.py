@@ -27,7 +27,6 @@ from dboost.schema import Feature
 from tests.helpers.table_content import content
 
 N = 23
-DICTIONARY = pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))
 
 
 def rows() -> pd.DataFrame:
@@ -154,22 +153,6 @@ def test_like_a_model_of_arrays() -> None:
         table = open_table(data, target, like=like)
         assert content(table)["f1"].tolist() == [2, None]
         assert content(table)["f0"].tolist() == [0.5, 1.5]
-
-
-def test_features_are_taken_in_order() -> None:
-    frame = rows()
-    for data in (frame, cut(frame, [5]), pa.Table.from_pandas(frame)):
-        table = open_table(data, "y", features=["flag", "whole"], sample_weight="w")
-        assert [feature.name for feature in table.features] == ["flag", "whole"]
-        pd.testing.assert_frame_equal(content(table)[["flag", "whole"]], expected()[["flag", "whole"]], check_dtype=False)
-
-
-def test_integer_labels_become_text() -> None:
-    frame = pd.DataFrame({0: [1, 2], 1: [3, 4], 2: [5, 6]})
-    for data in (frame, cut(frame, [1])):
-        table = open_table(data, 2, features=[1, 0])
-        assert [feature.name for feature in table.features] == ["1", "0"]
-        np.testing.assert_array_equal(table.target, [5, 6])
 
 
 @pytest.mark.parametrize("make", [lambda frame: pl.from_pandas(frame).lazy(), lambda frame: duckdb.from_arrow(pa.table(frame))])

@@ -6,8 +6,7 @@ import collections
 import pickle
 import threading
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import cloudpickle
 import dask
@@ -23,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost import Booster
-from dboost.data import feature_block, open_table, predict_through
+from dboost.data import feature_block, predict_through
 from dboost.errors import DataError
 from dboost.model import model_file
 from dboost.schema import Feature
@@ -58,16 +57,6 @@ class Shape:
         assert block.flags.c_contiguous
         assert len(block) > 0
         return one(block)
-
-
-@pytest.mark.parametrize("kind", [pd.DataFrame, pl.from_pandas, pa.Table.from_pandas])
-def test_blocks_of_frames(kind: Any) -> None:
-    data = kind(FRAME)
-    block = feature_block(data, FEATURES, True)
-    assert block.flags.c_contiguous
-    assert block.dtype == np.float64
-    np.testing.assert_array_equal(block, BLOCK)
-    assert feature_block(kind(FRAME[:0]), FEATURES, True).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +109,6 @@ def test_categorical_arrays() -> None:
     np.testing.assert_array_equal(matrix[0], [3, 1.5])
     text = np.array([["u"], ["w"]])
     np.testing.assert_array_equal(feature_block(text, (Feature("f0", ("t", "u")),), False), [[1], [np.nan]])
-
-
-def test_a_block_holds_what_the_table_holds() -> None:
-    frame = pd.DataFrame({"n": [1, 2, None], "k": pd.Categorical(["q", "p", None]), "d": [5, -5, 7], "y": 0})
-    table = open_table(frame, "y", categorical_features=["k", "d"])
-    number, *codes = table.chunk(0).columns
-    block = feature_block(frame, table.features, True)
-    np.testing.assert_array_equal(block[:, 0], number)
-    for column, code in zip(block.T[1:], codes, strict=True):
-        np.testing.assert_array_equal(np.nan_to_num(column, nan=-1), code.codes)
 
 
 def test_a_frame_given_to_a_model_of_arrays_is_read_by_position() -> None:
@@ -316,25 +295,3 @@ def test_nothing_is_computed_before_it_is_asked() -> None:
         predict_through(da.zeros((4, 2)), one, features=FEATURES, named=True)
     with pytest.raises(DataError, match="Reshape your data"):
         predict_through(lazy["a"], one, features=FEATURES, named=True)
-
-
-def test_paths(tmp_path: Path) -> None:
-    FRAME.reset_index(drop=True).to_parquet(tmp_path / "t.parquet")
-    FRAME.to_csv(tmp_path / "t.csv", index=False)
-    for name in ("t.parquet", "t.csv"):
-        got = predict_through(tmp_path / name, one, features=FEATURES, named=True)
-        assert isinstance(got, dd.Series)
-        np.testing.assert_array_equal(got.compute(), one(BLOCK))
-
-
-def test_plans_travel() -> None:
-    """Readers on other machines receive the plan, the features and the predictor's output type by pickle."""
-    from dboost.data.columns.read_plan import make_read_plan
-    from dboost.data.kinds.partition import read_slices
-
-    plan = make_read_plan(tuple(FRAME.columns), True, roles={"target": "a"}, features=["b", "c"])
-    there = pickle.loads(pickle.dumps(plan))
-    assert there == plan
-    (chunk,) = read_slices(FRAME, there)
-    np.testing.assert_array_equal(chunk.columns[0], FRAME["b"])
-    np.testing.assert_array_equal(chunk.roles.target, FRAME["a"])

@@ -246,9 +246,17 @@ def test_missing_groups_are_named() -> None:
         fitted(group=[1, 2, 3])
 
 
-@pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("place", ["here", "workers"])
-@pytest.mark.parametrize("form", ["frame", "collection", "path", "frame and target", "path and target"])
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ("frame", "here"),
+        ("collection", "workers"),
+        ("path", "here"),
+        ("frame and target", "workers"),
+        ("path and target", "here"),
+    ],
+)  # fmt: skip
 def test_evaluation_sets_have_the_groups_of_their_column(form: str, place: str, client: Client, tmp_path: Path) -> None:
     def given(frame: pd.DataFrame) -> Any:
         frame.to_parquet(tmp_path / "eval.parquet")
@@ -287,17 +295,15 @@ def test_a_table_reads_groups_once_for_all_partitions() -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, model = str(tmp_path / "rows.parquet"), str(tmp_path / "model.json")
+    path = str(tmp_path / "rows.parquet")
     FRAME.to_parquet(path)
     settings = [f"--set={name}={value}" for name, value in OPTIONS.items() if name != "progress"]
     names = f"--set=features=[{','.join(FEATURES)}]"
     common = ["--target", "y", "--group", "g", names]
-    main(["train", path, *common, *settings, "--output", model, "--quiet"])
-    assert dboost.load(model).sha256 == fitted(group="g")
     main(["prepare", path, *common, "--output", str(tmp_path / "data")])
     assert dboost.Dataset(tmp_path / "data").settings["group"] == "g"
     main(["cv", path, *common, *settings, "--folds", "3", "--output", str(tmp_path / "scores.csv"), "--quiet"])
     expected = dboost.cv(FRAME, "y", group="g", features=FEATURES, folds=3, **OPTIONS).scores
     np.testing.assert_allclose(pd.read_csv(tmp_path / "scores.csv")["value"], expected["value"])
-    assert main(["train", path, *common, "--set", "group=text", "--output", model]) != 0
+    assert main(["train", path, *common, "--set", "group=text", "--output", str(tmp_path / "model.json")]) != 0
     assert "use --group" in capsys.readouterr().err

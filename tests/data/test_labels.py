@@ -96,8 +96,7 @@ def test_columns_may_be_named_by_any_label(kind: str, library: str) -> None:
     text = list(map(str, frame.columns))
     data = frame if library == "pandas" else dd.from_pandas(frame, npartitions=3)
     expected = dboost.fit(plain, "y", sample_weight="c", categorical_features=["d"], eval_set=plain, **SHORT)
-    as_kind = KINDS[list(LABELS).index(kind) % len(KINDS)]
-    found = dboost.fit(data, y, sample_weight=c, categorical_features=as_kind([d]), eval_set=data, **SHORT)
+    found = dboost.fit(data, y, sample_weight=c, categorical_features=[d], eval_set=data, **SHORT)
     assert trees(found) == trees(expected)
     assert found.feature_names_in_.tolist() == [text[0], text[1], text[3]]
     assert list(found.history["eval_squared_error"]) == list(expected.history["eval_squared_error"])
@@ -127,8 +126,8 @@ def test_labels_come_in_any_collection() -> None:
         assert [one.feature_names_in_.tolist() for one in found.boosters] == [["('a', 1)", "('a', 2)", "('b', 1)"]] * 2
 
 
-@pytest.mark.fast_cells(4)
-@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize("kind", ["tuples", "times", "floats", "integers", "nan", "text"])
 def test_interpretation_and_estimators_take_any_label(kind: str) -> None:
     plain, frame = (pd.DataFrame(values(), columns=labels) for labels in (list("abcdy"), LABELS[kind]))
     a, _, c, d, y = CALLED.get(kind, list(frame.columns))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from functools import cache
@@ -17,54 +16,20 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import dboost
-from dboost.data.columns.chunk import Chunk, MatrixColumns, native, plain
+from dboost.data.columns.chunk import Chunk, MatrixColumns
 from dboost.data.columns.fingerprint import fingerprint
+from tests.helpers.table_forms import LAYOUTS, laid_out
 
 N, P = 600, 6
 
 
-def unaligned(array: np.ndarray, at: int = 1) -> np.ndarray:
-    """Return a copy whose numbers begin `at` bytes behind a multiple of their size."""
-    buffer = np.empty(array.nbytes + at, np.uint8)
-    found = buffer[at:].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
-
-
-def field(array: np.ndarray) -> np.ndarray:
-    records = np.empty(array.shape, [("before", "u1"), ("value", array.dtype)])
-    records["value"] = array
-    return records["value"]
-
-
-def spread(array: np.ndarray) -> np.ndarray:
-    """Return every second value along each axis of a larger array."""
-    wide = np.zeros([2 * n for n in array.shape], array.dtype)
-    every_second = tuple(slice(None, None, 2) for _ in array.shape)
-    wide[every_second] = array
-    return wide[every_second]
-
-
 #: All hold the same numbers; those of X are float16 numbers, so that every float type represents them.
-KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "unaligned": unaligned,
-    "read-only": read_only,
-    "read-only, unaligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
-    "Fortran order": np.asfortranarray,
-    "Fortran order, unaligned": lambda a: unaligned(a.T, 3).T,
-    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
-    "big-endian, unaligned": lambda a: unaligned(a.astype(a.dtype.newbyteorder(">"))),
-    "every second": spread,
-    "negative strides": lambda a: a[::-1].copy()[::-1],
-    "field of records": field,
+KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = LAYOUTS | {
+    "big-endian, unaligned": lambda a: laid_out(a.astype(a.dtype.newbyteorder(">")), "unaligned"),
     "longdouble": lambda a: a.astype(np.longdouble),
     "float16": lambda a: a.astype(np.float16),
     "float32": lambda a: a.astype(np.float32),
-    "float32, unaligned": lambda a: unaligned(a.astype(np.float32)),
+    "float32, unaligned": lambda a: laid_out(a.astype(np.float32), "unaligned"),
 }
 
 
@@ -128,25 +93,6 @@ def test_values_that_share_memory_and_buffers_of_arrow() -> None:
     assert dboost.fit(unaligned, y, **OPTIONS) == dboost.fit(pd.DataFrame(X, columns=[*"abcdef"]), y, **OPTIONS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_and_native(kind: str) -> None:
-    X = np.round(table()[0], 1).astype(np.float16).astype(np.float64)
-    for values in (X, X[:, 0]):
-        one = KINDS[kind](values)
-        for found in (plain(one), native(one), plain(one[:0])):
-            assert found.dtype in (np.float32, np.float64)
-            assert found.flags.aligned
-        assert plain(one).flags.carray
-        np.testing.assert_array_equal(plain(one), values)
-        np.testing.assert_array_equal(native(one), values)
-    assert plain(X) is X
-    assert native(X) is X
-    columns = MatrixColumns(KINDS[kind](X))
-    assert len(columns) == P
-    np.testing.assert_array_equal(np.transpose(columns[1:3]), X[:, 1:3])
-    np.testing.assert_array_equal(np.transpose(list(columns)), X)
-
-
 def test_fingerprints_are_of_values() -> None:
     X = np.random.default_rng(4).normal(size=(50_000, 3))
     other = X.copy()
@@ -156,7 +102,7 @@ def test_fingerprints_are_of_values() -> None:
         def of(one: np.ndarray) -> int:
             return fingerprint(Chunk(len(one), MatrixColumns(one), matrix=one) if one.ndim == 2 else Chunk(len(one), (one,)))
 
-        for kind in ("unaligned", "read-only", "Fortran order", "big-endian", "every second", "negative strides"):
+        for kind in LAYOUTS:
             assert of(KINDS[kind](values)) == of(values), kind
             assert of(KINDS[kind](changed)) != of(values), kind
 
@@ -183,26 +129,9 @@ def peak(kind: str, limit: str | None) -> float:
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [
-        *((kind, None) for kind in ("unaligned", "Fortran order", "big-endian", "every second", "float16", "int64")),
+        *((kind, None) for kind in ("unaligned", "columns first", "big-endian", "every second", "float16", "int64")),
         *((kind, "10MiB") for kind in ("unaligned", "every second", "int64")),
     ],
 )
 def test_the_table_is_not_copied(kind: str, limit: str | None) -> None:
     assert peak(kind, limit) < peak("aligned", limit) + 8, "blocks of rows are converted; a copy has 12.8"
-
-
-@pytest.mark.slow
-def test_no_layout_is_slow() -> None:
-    X, y = table(120_000, 28)
-    kinds = {
-        kind: KINDS[kind] for kind in ("unaligned", "Fortran order, unaligned", "big-endian", "every second", "longdouble")
-    }
-    kinds = {"aligned": lambda a: a, **kinds}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for kind in [*kinds, *kinds, *kinds]:
-        values = kinds[kind](X)
-        started = time.process_time()
-        dboost.fit(values, y, **OPTIONS | {"max_iter": 5})
-        seconds[kind].append(time.process_time() - started)
-    ratios = {kind: min(found) / min(seconds["aligned"]) for kind, found in seconds.items()}
-    assert max(ratios.values()) < 1.4, ratios  # 1.1 on an idle machine; an unaligned array took 4.5 times as long

@@ -15,7 +15,6 @@ import pytest
 
 import dboost
 from dboost.data import ReadOptions, open_table
-from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.sources.paths import open_path, open_source
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 from tests.helpers.tune import Tune
@@ -42,8 +41,6 @@ def weighted_frame(n: int = 700) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("target", "options"),
     [
-        ("y", {}),
-        ("late", {"sample_weight": "w"}),
         ("grade", {"sample_weight": "w", "subsample": 0.7}),
         ("y", {"offset": "x", "features": [name for name in FEATURES if name != "x"]}),
     ],
@@ -60,15 +57,6 @@ def test_the_model_does_not_change(sliced: None, tune: Tune, in_memory: bool, ta
     assert (found.history["bytes_read"].iloc[-1] == 0) == in_memory
     for a, b in zip(found.history.filter(like="eval").to_numpy(), whole.history.filter(like="eval").to_numpy(), strict=True):
         assert np.array_equal(a, b)
-
-
-def test_models_are_continued(sliced: None) -> None:
-    frame = mixed_frame(600)
-    settings = {"features": FEATURES} | COMMON
-    old = dboost.fit(frame[:200], "y", **settings)
-    settings.pop("features")
-    whole = dboost.fit(frame, "y", start_from=old, **settings)
-    assert saved(dboost.fit(cut(frame, []), "y", start_from=old, memory_limit="64MiB", **settings)) == saved(whole)
 
 
 def test_a_table_gives_back_its_rows(sliced: None) -> None:
@@ -92,31 +80,6 @@ def test_a_table_gives_back_its_rows(sliced: None) -> None:
             (0, [3]), (70, [0, 1]), (424, [70]),
         ]  # fmt: skip
         assert str(table.place(5 + 494)) == "row 494 of partition 1"
-
-
-def test_matrices_are_sliced_too(sliced: None) -> None:
-    X = np.random.default_rng(0).normal(size=(900, 5))
-    X[::9, 2] = np.nan
-    y = np.nan_to_num(X).sum(axis=1)
-    whole = dboost.fit(X, y, **COMMON)
-    lazy = da.from_array(X, chunks=(700, 5)), da.from_array(y, chunks=700)
-    assert saved(dboost.fit(*lazy, memory_limit="64MiB", **COMMON)) == saved(whole)
-
-
-@pytest.mark.parametrize("kind", ["pandas", "arrow", "polars", "array", "masked", "list"])
-def test_some_rows_of_any_table(kind: str) -> None:
-    values = np.arange(24.0).reshape(8, 3)
-    data: Any = {
-        "pandas": lambda: pd.DataFrame(values, columns=list("abc")),
-        "arrow": lambda: pa.table({name: values[:, j] for j, name in enumerate("abc")}),
-        "polars": lambda: pytest.importorskip("polars").DataFrame(values, schema=list("abc")),
-        "array": lambda: values,
-        "masked": lambda: np.ma.MaskedArray(values, values == 10),
-        "list": values.tolist,
-    }[kind]()
-    some = as_frame(data).rows(3, 5)
-    assert some.n_rows == 2
-    assert [np.ma.getdata(some.column(j)).tolist() for j in range(3)] == [values[3:5, j].tolist() for j in range(3)]
 
 
 def test_bad_rows_have_their_own_names(sliced: None) -> None:
@@ -156,8 +119,6 @@ def test_files_are_read_in_parts(sliced: None, tmp_path: Path, tune: Tune, kind:
         lazy = open_source(path, most_bytes=SHARE).lazy()
         assert lazy.npartitions >= 8
         pd.testing.assert_frame_equal(lazy.compute().reset_index(drop=True), open_path(path).compute().reset_index(drop=True))
-        whole = dboost.fit(path, "y", **COMMON)
-        assert saved(dboost.fit(path, "y", memory_limit="64MiB", **COMMON)) == saved(whole)
 
 
 @pytest.mark.fast_cells(1)

@@ -235,16 +235,7 @@ def test_no_entrance_is_forgotten() -> None:
     assert of_rows <= {name.partition(",")[0] for name in FUNCTIONS}
 
 
-def test_a_stream_that_is_read_twice_gives_what_a_table_gives(model: dboost.Booster, classifier: dboost.Booster) -> None:
-    expected = model.partial_dependence(FRAME, "a", sample_weight="w")
-    pd.testing.assert_frame_equal(model.partial_dependence(Watched(), "a", sample_weight="w"), expected)
-    pd.testing.assert_frame_equal(model.interaction_strength(Watched()), model.interaction_strength(FRAME))
-    found = model.shap_values(Watched(), interactions=True)
-    np.testing.assert_array_equal(found, model.shap_values(FRAME, interactions=True))
-    assert model[:].calibrate(Watched(), Y, by="k").calibration == model[:].calibrate(FRAME, Y, by="k").calibration
-    estimator = dboost.DBoostClassifier(max_iter=3).fit(FRAME[["a", "b"]], FRAME["k"])
-    np.testing.assert_array_equal(estimator.predict(Watched().reader), estimator.predict(FRAME))
-    np.testing.assert_array_equal(estimator.predict_proba(Watched().reader), estimator.predict_proba(FRAME))
+def test_arguments_beside_a_stream_are_checked(model: dboost.Booster) -> None:
     with pytest.raises(dboost.InputTypeError, match="sample_weight must be the name of a column when the rows are a Dask"):
         model.partial_dependence(Watched(), "a", sample_weight=Y)
     with pytest.raises(dboost.InputTypeError, match="data come first and features second"):

@@ -13,16 +13,11 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pytest
 from distributed import Client
 
 import dboost
 from dboost import DataError, Dataset, ParameterError
-from dboost.cluster.client.connection import Connection
-from dboost.cluster.partitions.read_tasks import ReadTasks
-from dboost.cluster.training.cluster_backend import ClusterBackend
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.columns.fingerprint import fingerprint
 from dboost.data.columns.labels import Names
@@ -30,10 +25,8 @@ from dboost.data.columns.read_plan import make_read_plan
 from dboost.data.columns.roles import RowRoles
 from dboost.data.kinds.partition import read_slices
 from dboost.data.tables.reader import Reader
-from dboost.data.tables.reading import GivenTable
 from dboost.data.tables.row_metadata import RowMetadataSpool
 from dboost.files.spool import Spool
-from dboost.session.table_rows import TableRows
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 
@@ -57,33 +50,23 @@ def targets_of(table: Table) -> np.ndarray:
     return np.concatenate(parts, axis=-1)  # type: ignore[arg-type]
 
 
-def path_of(folder: Path, name: str) -> Path:
-    (FRAME.to_parquet if name.endswith("parquet") else FRAME.to_csv)(folder / name, index=False)
-    return folder / name
-
-
-#: Data and target of every form.
-FORMS: dict[str, Callable[[Path], tuple[Any, Any]]] = {
-    "pandas": lambda _: (FRAME, ["b", "a"]),
-    "polars": lambda _: (pl.from_pandas(FRAME), ["b", "a"]),
-    "arrow": lambda _: (pa.Table.from_pandas(FRAME), ["b", "a"]),
-    "array": lambda _: (X.to_numpy(), TARGETS.T),
-    "frame beside an array": lambda _: (X.to_numpy(), FRAME[["b", "a"]]),
-    "list": lambda _: (X, TARGETS.T.tolist()),
-    "Dask frame": lambda _: (cut(FRAME, [10, 10, 45]), ["b", "a"]),
-    "Dask frame beside it": lambda _: (cut(X, [10, 45]), cut(FRAME[["b", "a"]], [10, 45])),
-    "Dask array": lambda _: (da.from_array(X.to_numpy(), chunks=(25, 1)), da.from_array(TARGETS.T, chunks=(25, 1))),
-    "array beside a Dask frame": lambda _: (cut(X, [10, 45]), TARGETS.T),
-    "Parquet": lambda folder: (path_of(folder, "rows.parquet"), ["b", "a"]),
-    "CSV": lambda folder: (path_of(folder, "rows.csv"), ["b", "a"]),
+#: Data, and targets beside them or in a lazy frame.
+FORMS: dict[str, tuple[Any, Any]] = {
+    "array": (X.to_numpy(), TARGETS.T),
+    "frame beside an array": (X.to_numpy(), FRAME[["b", "a"]]),
+    "list": (X, TARGETS.T.tolist()),
+    "Dask frame": (cut(FRAME, [10, 10, 45]), ["b", "a"]),
+    "Dask frame beside it": (cut(X, [10, 45]), cut(FRAME[["b", "a"]], [10, 45])),
+    "Dask array": (da.from_array(X.to_numpy(), chunks=(25, 1)), da.from_array(TARGETS.T, chunks=(25, 1))),
+    "array beside a Dask frame": (cut(X, [10, 45]), TARGETS.T),
 }
 
 
 @pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("options", [ReadOptions(), ReadOptions(1, spool_roles=True, retain_bytes=0)], ids=["memory", "files"])
 @pytest.mark.parametrize("form", FORMS)
-def test_targets_arrive_from_every_source(form: str, options: ReadOptions, tmp_path: Path) -> None:
-    data, target = FORMS[form](tmp_path)
+def test_targets_arrive_from_every_source(form: str, options: ReadOptions) -> None:
+    data, target = FORMS[form]
     with open_table(data, target, options=options) as table:
         assert {"a", "b"}.isdisjoint(feature.name for feature in table.features)
         np.testing.assert_array_equal(targets_of(table), TARGETS)
@@ -101,15 +84,10 @@ def client() -> Iterator[Client]:
 DATASETS: dict[str, Callable[[Client, Path], Dataset]] = {
     "temporary": lambda _, __: dboost.prepare(FRAME, ["b", "a"], sample_weight="w"),
     "files": lambda _, folder: dboost.prepare(cut(X, [10, 45]), TARGETS.T, folder / "one", memory_limit="64MiB"),
-    "opened": lambda _, folder: reopened(dboost.prepare(FRAME, ["b", "a"], folder / "one", sample_weight="w")),
-    "workers": lambda client, _: dboost.prepare(cut(FRAME, [10, 10, 12, 13, 45]), ["b", "a"], sample_weight="w", client=client),
     "values": lambda client, _: dboost.prepare(cut(X, [10, 10, 45]), TARGETS.T, client=client),
     "published": lambda client, _: published(cut(FRAME, [20]), client),
-    "files of workers": lambda client, folder: dboost.prepare(
-        cut(FRAME, [10, 10, 12, 13, 45]), ["b", "a"], f"{folder}/many", sample_weight="w", client=client
-    ),
     "opened files of workers": lambda client, folder: reopened(
-        dboost.prepare(cut(FRAME, [10, 10, 45]), ["b", "a"], f"{folder}/many", client=client)
+        dboost.prepare(cut(FRAME, [10, 10, 12, 13, 45]), ["b", "a"], f"{folder}/many", sample_weight="w", client=client)
     ),
 }
 
@@ -238,30 +216,6 @@ def test_a_matrix_has_columns() -> None:
     assert dboost.fit(X, matrix[:, 0], max_iter=1) == dboost.fit(X, TARGETS[0], max_iter=1)
 
 
-def targets_by_partition(rows: TableRows) -> dict[int, Any]:
-    return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.partition_ids) if rows.table.lengths[k]}
-
-
-@pytest.mark.fast_cells(4)
-@pytest.mark.parametrize("form", FORMS)
-def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
-    data, target = FORMS[form](tmp_path)
-    with Connection(client) as connection:
-        backend = ClusterBackend(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_partitions=3), 1)
-        backend.load()
-        assert {scan.n_columns for scan in backend.target_scans()} == {2}
-        for _ in range(2):
-            found: dict[int, Any] = {}
-            for of_session in backend.ask(targets_by_partition):
-                found |= of_session
-            np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
-            table = backend.training
-            before = dict(table.fingerprints)
-            table.drop_workers(table.sessions[:1])  # its partitions are read again
-            assert table.repair()
-            assert table.fingerprints == before
-
-
 @pytest.mark.parametrize("roles", ["columns", "values"])
 def test_targets_of_partitions_that_move_to_another_worker(roles: str) -> None:
     """A reader sends the chunks of a partition, and another one stores them."""
@@ -304,30 +258,6 @@ CALLS: list[Callable[[], Any]] = [
 def test_a_model_of_one_target_takes_no_others(number: int) -> None:
     with pytest.raises(DataError, match=r"the target has 2 columns, but loss='(squared_error|log_loss)' takes one"):
         CALLS[number]()
-
-
-#: Fits of two targets from every kind of input.
-FITS: list[Callable[[Client], Any]] = [
-    lambda _: dboost.fit(FRAME, ["b", "a"], features=["x", "z"], max_iter=2),
-    lambda _: dboost.fit(X, FRAME[["b", "a"]], max_iter=2),
-    lambda _: dboost.fit(cut(FRAME, [20]), ["b", "a"], features=["x", "z"], memory_limit="64MiB", max_iter=2),
-    lambda client: dboost.fit(cut(FRAME, [20]), ["b", "a"], features=["x", "z"], client=client, max_iter=2),
-    lambda _: dboost.fit(dboost.prepare(FRAME, ["b", "a"], features=["x", "z"]), max_iter=2),
-    lambda client: dboost.fit(
-        dboost.prepare(cut(FRAME, [20]), ["b", "a"], features=["x", "z"], client=client), max_iter=2
-    ),
-    lambda _: dboost.DBoostRegressor(max_iter=2).fit(X, FRAME[["b", "a"]]).booster_,
-]  # fmt: skip
-
-
-@pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("number", range(len(FITS)))
-def test_fits_of_two_targets(number: int, client: Client) -> None:
-    booster = FITS[number](client)
-    assert booster.outputs.names == ["b", "a"]
-    found = booster.predict(X)
-    for name in ("b", "a"):
-        np.testing.assert_array_equal(found[name], dboost.fit(X, FRAME[name], loss="squared_error", max_iter=2).predict(X))
 
 
 @pytest.mark.parametrize(

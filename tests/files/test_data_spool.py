@@ -50,32 +50,6 @@ def temporary(tmp_path: Path) -> Path:
         yield folder
 
 
-def test_the_round_trip_through_files_is_exact(temporary: Path) -> None:
-    rng = np.random.default_rng(0)
-    strange = np.array([0.1, -0.0, np.nan, 5e-324, np.inf, -np.inf])
-    rows = pd.DataFrame(
-        {
-            "f64": rng.choice(strange, 30),
-            "f32": rng.choice(strange, 30).astype(np.float32),
-            "i64": rng.integers(-(2**63), 2**63 - 1, 30),
-            "u8": rng.integers(0, 255, 30).astype(np.uint8),
-            "level": rng.choice(["x", "y"], 30),
-            "y": 0.0,
-        }
-    )
-    lazy = dd.from_pandas(rows, npartitions=3, sort=False)
-    with open_table(lazy, "y", options=ReadOptions(retain_bytes=0)) as spooled, open_table(lazy, "y") as kept:
-        assert len(list(temporary.glob("dboost-*/chunk-*"))) == 3
-        for i in range(3):
-            for ours, theirs in zip(spooled.chunk(i).columns, kept.chunk(i).columns, strict=True):
-                ours, theirs = getattr(ours, "codes", ours), getattr(theirs, "codes", theirs)
-                assert ours.dtype == theirs.dtype
-                assert ours.tobytes() == theirs.tobytes()
-    matrix = da.from_array(rows[["f64"]].to_numpy(), chunks=10)
-    with open_table(matrix, rows["y"], options=ReadOptions(retain_bytes=0)) as table:
-        assert table.chunk(2).matrix.tobytes() == rows["f64"].to_numpy()[20:].tobytes()
-
-
 def test_files_begin_where_the_allowance_ends(temporary: Path) -> None:
     matrix = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
     with open_table(matrix, np.zeros(40), options=ReadOptions(retain_bytes=2 * 800 + 1)):
@@ -318,20 +292,6 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
 
     asyncio.run(use())
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
-
-
-def test_a_locked_directory_is_left_alone(temporary: Path) -> None:
-    """The owner may run in another container, where the process number has another meaning."""
-    spool = Spool(0)
-    spool.put(0, [np.zeros(3)])
-    elsewhere = temporary / "dboost-999999999-elsewhere"
-    assert spool.directory is not None
-    spool.directory.rename(elsewhere)
-    remove_stale()
-    assert elsewhere.exists()
-    spool.close()
-    remove_stale()
-    assert not elsewhere.exists()
 
 
 def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:

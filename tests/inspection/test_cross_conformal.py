@@ -81,18 +81,6 @@ def test_the_selection_equals_sorting(n: int, n_folds: int, seed: int, tied: boo
         assert found[row].tolist() == ([below, above] if below <= above else [below + (above - below) / 2] * 2)
 
 
-def test_about_the_coverage_of_new_rows_is_inside() -> None:
-    def rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(seed)
-        features = rng.normal(size=(n, 3))
-        return features, features[:, 0] + np.exp(features[:, 1] / 2) * rng.standard_t(4, n)
-
-    result, (data, y) = dboost.cv(*rows(1500, 0), folds=5, **FEW), rows(5000, 1)
-    for coverage in (0.8, 0.95):
-        lower, upper = result.predict_interval(data, coverage).T
-        assert np.mean((lower <= y) & (y <= upper)) == pytest.approx(coverage, abs=0.025)
-
-
 def test_weights_that_count_rows_are_rows() -> None:
     weight = RNG.integers(1, 4, N).astype(np.float64)
     result = dboost.cv(X, Y, folds=3, sample_weight=weight, **FEW)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import dask
-import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -146,21 +145,6 @@ def test_conditional_means_by_hand() -> None:
     assert missing["value"].tolist() == pytest.approx([raw[frame["town"] == "Mons"].mean(), raw[frame["town"].isna()].mean()])
 
 
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("kind", ["average", "conditional", "individual"])
-def test_partitions_do_not_change_a_bit(kind: str) -> None:
-    frame, booster = fitted("grade")
-    whole = booster.partial_dependence(frame, ["town", "x"], kind, grid=5, max_rows=9)
-    for at in ([100], [7, 7, 250]):
-        found = booster.partial_dependence(cut(frame, at), ["town", "x"], kind, grid=5, max_rows=9)
-        pd.testing.assert_frame_equal(found, whole, check_exact=True)
-        assert found.attrs == whole.attrs
-    X = np.random.default_rng(0).normal(size=(200, 3))
-    array = dboost.fit(X, X[:, 0] * X[:, 1], max_iter=3)
-    lazy = array.partial_dependence(da.from_array(X, (60, 2)), "f1", kind)
-    pd.testing.assert_frame_equal(lazy, array.partial_dependence(X, 1, kind), check_exact=True)
-
-
 @pytest.mark.parametrize("kind", ["average", "conditional"])
 def test_a_row_of_weight_two_is_the_row_twice(kind: str) -> None:
     frame, booster = fitted("grade")
@@ -267,14 +251,11 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], complaint: st
         BOOSTER.partial_dependence(**arguments)
 
 
-def test_columns_of_weights_that_do_not_fit_are_refused() -> None:
-    frame, booster = fitted("y")
+def test_columns_of_weights_of_a_model_of_arrays_are_refused() -> None:
     X = np.arange(40.0).reshape(20, 2)
     of_arrays = dboost.fit(X, X[:, 0], max_iter=1, min_samples_leaf=1)
     with pytest.raises(InputTypeError, match="sample_weight='w': arrays have no names of columns"):
         of_arrays.partial_dependence(pd.DataFrame(X, columns=["f0", "f1"]).assign(w=1.0), "f0", sample_weight="w")
-    with pytest.raises(InputTypeError, match="sample_weight='age' is a feature of the model"):
-        booster.partial_dependence(frame, "x", sample_weight="age")
 
 
 def test_data_come_before_features() -> None:
@@ -313,7 +294,8 @@ def test_data_without_rows_or_columns() -> None:
         booster.partial_dependence(cut(frame.drop(columns="age"), [9]), "x")
 
 
-@pytest.mark.parametrize("later", [0, 3, 8, 30])
+@pytest.mark.fast_cells(4)
+@pytest.mark.parametrize("later", [0, 3, 30])
 @pytest.mark.parametrize("call", ["average", "individual", "additivity", "interaction_strength"])
 def test_rows_that_change_between_two_readings_are_named(call: str, later: int) -> None:
     """Chosen rows are read after rows were counted: fewer or more rows of a partition then are an error, not other rows."""

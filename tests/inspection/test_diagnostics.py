@@ -12,7 +12,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.inspection.dependence import Traversal
-from tests.helpers.fits import FEATURES, cut, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows
 
 
@@ -59,16 +59,6 @@ def test_by_the_formulas(n_outputs: int) -> None:
         h = (both - one - other).std() / both.std()
         of_class = pairs if n_outputs == 1 else pairs[pairs["class"] == f"class {k}"]
         assert of_class["h"].item() == pytest.approx(h)
-
-
-def test_partitions_do_not_change_a_bit() -> None:
-    frame = mixed_frame(300)
-    booster = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=3)
-    whole, pairs = booster.additivity(frame, "town", max_rows=50), booster.interaction_strength(frame, max_rows=50)
-    lazy = cut(frame, [9, 9, 200])
-    pd.testing.assert_frame_equal(booster.additivity(lazy, "town", max_rows=50), whole, check_exact=True)
-    pd.testing.assert_frame_equal(booster.interaction_strength(lazy, max_rows=50), pairs, check_exact=True)
-    assert whole.columns.tolist() == ["high", "low", "middle"]
 
 
 def test_a_row_of_weight_two_is_the_row_twice() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
@@ -160,7 +159,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "target"),
-    [("partitions", "y"), ("cluster", "grade"), ("files", "late"), ("bites", "y"), ("files with weights", "grade")],
+    [("cluster", "grade"), ("bites", "y"), ("files with weights", "grade")],
 )
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -176,14 +175,14 @@ def test_the_file_is_the_same_wherever_the_rows_are(
     n = sum(summary["features"][0]["counts"]) + summary["features"][0]["missing"]
     assert 200 < n < 400
     lazy = cut(OLD, [20, 20, 900])
-    if kind in ("partitions", "bites"):
+    if kind == "bites":
         assert saved(dboost.fit(lazy, target, n_threads=1, **options)) == saved(whole)
     elif kind == "cluster":
         assert saved(dboost.fit(lazy, target, client=client, **options)) == saved(whole)
     else:
         assert saved(dboost.fit(lazy, target, memory_limit=64 * 10**6, **options)) == saved(whole)
-        weight = {"sample_weight": options.pop("sample_weight")} if "sample_weight" in options else {}
-        dboost.prepare(lazy, target, tmp_path / "binned", features=options.pop("features"), **weight)
+        roles = {"sample_weight": options.pop("sample_weight"), "features": options.pop("features")}
+        dboost.prepare(lazy, target, tmp_path / "binned", **roles)
         assert saved(dboost.fit(tmp_path / "binned", target, **options)) == saved(whole)
 
 
@@ -238,21 +237,17 @@ def test_what_drifted_comes_first(model: dboost.Booster) -> None:
     assert (model.drift(NEW, NEW["grade"]).query("what != 'score'")["drift"] == "none").all()
 
 
-def test_any_kind_of_data(model: dboost.Booster, client: Client, tmp_path: Path) -> None:
+def test_targets_of_lazy_frames_and_arrays(model: dboost.Booster) -> None:
     expected = model.drift(STRANGE, "grade")
     lazy = cut(STRANGE, [3, 3, 600])
     assert model.drift(lazy, "grade").equals(expected)
     with pytest.raises(ParameterError, match="name the column"):
         model.drift(lazy, lazy["grade"])
-    STRANGE.to_parquet(tmp_path / "new.parquet")
-    assert model.drift(str(tmp_path / "new.parquet"), "grade").equals(expected)
     assert model.drift(STRANGE.iloc[:, ::-1]).equals(expected[expected["what"] != "target"].reset_index(drop=True))
     X = np.random.default_rng(0).normal(size=(500, 3))
     of_array = dboost.fit(X, X[:, 0], max_iter=2)
-    shift = np.array([0, 0, 3])
-    moved = of_array.drift(X + shift)
+    moved = of_array.drift(X + np.array([0, 0, 3]))
     assert moved.loc[0, "name"] == "f2" and moved.loc[0, "drift"] == "strong"
-    assert of_array.drift(da.from_array(X + shift, chunks=(100, 2))).equals(moved)
     assert of_array.drift(X, X[:, 0]).query("what == 'target'")["psi"].item() == 0.0
 
 
@@ -382,20 +377,3 @@ def test_the_schema_knows_it(model: dboost.Booster) -> None:
     del stored["sources"][0]["summary"]["target"]["codes"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(stored, model_file.schema())
-
-
-def test_any_flipped_bit_of_it_is_noticed(model: dboost.Booster) -> None:
-    data = model_file.dumps(model.ensemble)
-    first, last = data.index(b'"summary"'), data.index(b'"metrics"')
-    rng = np.random.default_rng(0)
-    for at in rng.integers(first, last, 100).tolist():
-        for damaged in (data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :], data[:at]):
-            with pytest.raises(ModelFileError):
-                model_file.loads(damaged)
-
-
-def test_both_forms_of_file_keep_it(model: dboost.Booster, tmp_path: Path) -> None:
-    expected = model.drift(NEW)
-    for name in ("model.json", "model.dboost"):
-        model.save(tmp_path / name)
-        assert dboost.load(tmp_path / name).drift(NEW).equals(expected)

@@ -17,7 +17,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics import Metric
-from tests.helpers.fits import FEATURES, cut, mixed_frame
+from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
 
 KINDS = ["friedman", "gain", "cover", "count"]
@@ -154,17 +154,6 @@ def test_permutation_with_a_function_of_which_larger_values_are_better() -> None
         assert right.attrs["score"] == pytest.approx(1 - wrong.attrs["score"])
         pd.testing.assert_series_equal(right, wrong, check_exact=False)
         assert right.attrs["unit"] == pytest.approx(wrong.attrs["unit"]) and right.iloc[0] == 100
-
-
-def test_permutation_is_the_same_for_any_partitioning_and_with_weights() -> None:
-    frame = mixed_frame(400)
-    booster = dboost.fit(frame[[*FEATURES, "late"]], "late", max_iter=5)
-    how = {"kind": "permutation", "target": "late", "sample_weight": "w", "metric": "roc_auc", "n_repeats": 2}
-    whole = booster.importance(data=frame, **how)
-    for at in ([100], [3, 3, 250]):
-        parts = booster.importance(data=cut(frame, at), n_threads=2, **how)
-        assert parts.tolist() == whole.tolist() and parts.attrs == whole.attrs
-    assert whole.idxmax() == "x"
 
 
 @pytest.mark.parametrize("metric", ["roc_auc", "average_precision", "f1", "ndcg"])

@@ -66,15 +66,3 @@ def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
     assert label == expected[loss]
     html = page(ReportContext(booster, frame, target))
     assert ("Residuals" if target == "y" else "Calibration") in html and loss in html
-
-
-def test_a_model_learned_by_several_fits_is_one_model() -> None:
-    """Trees of a warm start count like all others."""
-    frame = mixed_frame(300)
-    X, y = frame[FEATURES[:3]], frame["y"]
-    estimator = dboost.DBoostRegressor(max_iter=4, warm_start=True, min_samples_leaf=5).fit(X, y)
-    booster = estimator.set_params(max_iter=9).fit(X, y).booster_
-    assert booster.n_iter_ == 9
-    at_once = dboost.DBoostRegressor(max_iter=9, min_samples_leaf=5).fit(X, y).booster_
-    assert booster.importance().equals(at_once.importance())
-    assert np.array_equal(booster.shap_values(X), at_once.shap_values(X))

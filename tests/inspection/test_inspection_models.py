@@ -52,20 +52,6 @@ def watched(folder: Path, target: str) -> Booster:
     return dboost.fit(of(target)[:180], target, eval_set=held_out, early_stopping_rounds=2, **SMALL)
 
 
-def streamed(folder: Path, target: str) -> Booster:
-    return dboost.fit(of(target), target, memory_limit="64MiB", **SMALL)
-
-
-def in_bites(folder: Path, target: str) -> Booster:
-    bites = dboost.ArcBites(n_bites=2, trees_per_visit=2)
-    return dboost.fit(of(target), target, arcbites=bites, **SMALL)
-
-
-def prepared(folder: Path, target: str) -> Booster:
-    dboost.prepare(of(target), target, folder / "prepared")
-    return dboost.fit(folder / "prepared", target, **SMALL)
-
-
 def imported(folder: Path, target: str) -> Booster:
     xgboost = pytest.importorskip("xgboost")
     numbers = FRAME[["x", "size", "age", "rooms"]]
@@ -81,13 +67,8 @@ def positive(folder: Path, target: str) -> Booster:
     return dboost.fit(of("late"), "late", loss="poisson", **SMALL)
 
 
-def quantiles(folder: Path, target: str) -> Booster:
-    return plain(folder, target, loss="quantile", quantile=0.8)
-
-
 MAKERS: list[tuple[Callable[..., Booster], str]] = [
-    (continued, "grade"), (watched, "late"), (streamed, "late"), (in_bites, "y"), (prepared, "late"), (imported, "y"),
-    (of_own, "y"), (positive, "late"), (quantiles, "y"),
+    (continued, "grade"), (watched, "late"), (imported, "y"), (of_own, "y"), (positive, "late"),
 ]  # fmt: skip
 
 

@@ -17,8 +17,6 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from distributed import Client
@@ -231,26 +229,6 @@ def test_too_many_values(model: dboost.Booster, monkeypatch: pytest.MonkeyPatch)
 
 
 # Kinds of data, and places.
-
-
-@pytest.mark.fast_cells(2)
-@pytest.mark.parametrize("by", [None, "town", "month", "route"])
-def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: Path) -> None:
-    expected = fresh(model).calibrate(HELD_OUT, "y", by=by, sample_weight="w")
-    intervals = expected.predict_interval(TEST)
-    HELD_OUT[:500].to_parquet(tmp_path / "a.parquet")
-    HELD_OUT[500:].to_parquet(tmp_path / "b.parquet")
-    with_empty = dd.concat([dd.from_pandas(HELD_OUT[:0], npartitions=1), dd.from_pandas(HELD_OUT, npartitions=5)])
-    for data in (
-        dd.from_pandas(HELD_OUT, npartitions=1), with_empty, tmp_path, pl.from_pandas(HELD_OUT), pa.table(HELD_OUT),
-        pl.from_pandas(HELD_OUT).lazy(),
-    ):  # fmt: skip
-        assert fresh(model).calibrate(data, "y", by=by, sample_weight="w").calibration == expected.calibration
-    again = expected.predict_interval(dd.from_pandas(TEST, npartitions=3))
-    assert list(again.columns) == ["lower", "upper"]
-    pd.testing.assert_frame_equal(again.compute(), intervals)
-    assert isinstance(expected.predict_interval(pl.from_pandas(TEST)), pl.DataFrame)
-    np.testing.assert_array_equal(expected.predict_interval(pa.table(TEST)).to_pandas(), intervals)
 
 
 @pytest.mark.slow

@@ -74,9 +74,12 @@ DRAW = {
 }
 
 
+#: Plots that differ for a model of numbers.
+OF_NUMBERS = ("per class", "individual", "panels", "history", "waterfall", "calibration", "coverage", "lift")
+
+
 @pytest.mark.fast_cells(8)
-@pytest.mark.parametrize("target", [pytest.param("y", marks=pytest.mark.slow), "grade"])
-@pytest.mark.parametrize("what", DRAW)
+@pytest.mark.parametrize(("what", "target"), [*((what, "grade") for what in DRAW), *((what, "y") for what in OF_NUMBERS)])
 def test_every_picture_is_drawn_and_says_what_it_shows(what: str, target: str) -> None:
     axes = axes_of(DRAW[what](booster(target), target))
     assert all(ax.get_title(loc="left") for ax in axes if "history" not in what) or axes[0].get_title(loc="left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from dataclasses import replace
@@ -17,13 +16,10 @@ from benchmarks import (
     accuracy,
     arcbites,
     cold_start,
-    curves,
     fixed_fits,
-    host_sessions,
     latency,
     limits,
     loading,
-    overlap,
     page,
     passes,
     peers,
@@ -31,16 +27,12 @@ from benchmarks import (
     race,
     readme_pictures,
     real_workers,
-    scaling,
     shap,
-    trimming,
-    tuning,
     workloads,
 )
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.workloads import WORKLOADS
-from tests.helpers import real_data
 from tests.helpers.tune import Tune
 from tests.project.test_docs import cell
 
@@ -128,20 +120,6 @@ def test_depth_and_leaves_reach_every_library() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.real_data
-def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
-    real_data.path("california")
-    accuracy.main(["--tables", "california", "--seeds", "2", "--trees", "10", "--threads", "1"])
-    drawn = capsys.readouterr().out
-    assert all(engine in drawn for engine in ("dboost", "lightgbm", "xgboost", "sklearn"))
-    assert "20,640 × 9" in drawn and "lightgbm − dboost: RMSE " in drawn
-    accuracy.main(
-        ["--tables", "california", "--seeds", "1", "--rows", "2000", "--trees", "2", "--engines", "dboost", "lightgbm"]
-    )
-    assert "2,000 × 9" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "tables"),
     [(["--trees", "5"], list(accuracy.GENERATED)), (["--defaults"], ["regression", "categories"])],
@@ -174,13 +152,6 @@ def test_errors_over_the_test_rows() -> None:
         drawn = [rng.integers(0, 4000, 4000) for _ in range(400)]  # the bootstrap
         means = np.array([[of_rows[rows].mean() for of_rows in pair] for rows in drawn]) ** (0.5 if score == "RMSE" else 1)
         assert np.isclose(accuracy.error_over_rows(*pair, loss), (means[:, 1] - means[:, 0]).std(), rtol=0.15)
-
-
-@pytest.mark.slow
-def test_trimming(capsys: pytest.CaptureFixture[str]) -> None:
-    trimming.main(["--rows", "4000", "--features", "6", "--trees", "12", "--threads", "1"])
-    drawn = capsys.readouterr().out
-    assert "11…12" in drawn and "100.0%" in drawn
 
 
 @pytest.mark.slow
@@ -234,28 +205,12 @@ def test_the_badges_of_the_readme_are_true() -> None:
 
 
 @pytest.mark.slow
-def test_comparisons_on_clusters(capsys: pytest.CaptureFixture[str]) -> None:
-    (measured,) = overlap.main(["--quick"]).values()
-    assert list(measured) == [1, 2] and measured[1]["÷ one round"] == 1.0
-    assert all(values["iteration ms"] > values["first decile ms"] > 0 for values in measured.values())
-    (measured,) = host_sessions.main(["--quick"]).values()
-    assert list(measured) == ["one process", "a session each", "one session"]
-    assert all(measures["whole s"] > measures["before s"] for measures in measured.values())
-    assert [row[0] for row in cells(capsys.readouterr().out)] == [
-        "1", "2", "one process", "a session each", "÷ one process", "one session", "÷ one process",
-    ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_scaling_and_a_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scaling.main(["--quick", "--trees", "3", "--sweeps", "threads,classes", "--plot", str(folder / "scaling.svg")])
-    rows = cells(capsys.readouterr().out)
-    assert len(rows) == len(scaling.SWEEPS["threads"] + scaling.SWEEPS["classes"]) and all(float(row[2]) > 0 for row in rows)
+def test_parts_of_a_profile_add_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile.main(["--quick", "--workloads", "W1b", "--trees", "6", "--every", "3", "--plot", str(folder / "profile.svg")])
     seconds = {row[0]: float(row[1]) for row in cells(capsys.readouterr().out) if row[1]}
     parts = sum(seconds[part] for part in (*profile.PARTS, *profile.OTHERS))
     assert parts == pytest.approx(seconds["a tree"], abs=0.01)
-    assert all("<svg" in (folder / name).read_text() for name in ("scaling.svg", "profile.svg"))
+    assert "<svg" in (folder / "profile.svg").read_text()
 
 
 def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
@@ -286,19 +241,6 @@ def test_arcbites(folder: Path, tune: Tune) -> None:
     assert read[0] == read[1] == 0 < read[2] < read[3] < read[4], "one visit, four visits, several passes a tree"
 
 
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_curves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    real_data.path("covtype")
-    picture = folder / "curves.svg"
-    options = ["--tables", "adult", "covtype", "--rows", "3000", "--seeds", "2", "--trees", "3", "--threads", "1"]
-    curves.main([*options, "--plot", str(picture)])
-    rows = [row for row in cells(capsys.readouterr().out) if row[0] in ENGINES]
-    assert len(rows) == 4 * 4  # two tables of each of two data sets
-    assert float(rows[0][4]) >= float(rows[0][3]) >= 0  # rounded to hundredths of a second
-    assert picture.read_text().count('<g id="axes_') == 2
-
-
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
 def test_stages_lead_to_the_whole_model(n_classes: int) -> None:
     """The staged predictions and the callbacks of every library agree with its number of iterations."""
@@ -312,18 +254,6 @@ def test_stages_lead_to_the_whole_model(n_classes: int) -> None:
         stages = list(fit.staged(X, [1, 3, 4]))
         assert len(fit.marks) == 4 and np.diff(fit.marks, prepend=0.0).min() > 0
         assert np.allclose(stages[-1], fit.raw_score(X), atol=1e-6) and not np.allclose(stages[0], stages[1])
-
-
-@pytest.mark.slow
-def test_tuning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "found.json"
-    options = ["--quick", "--workers", "1", "--folds", "2", "--trials", "1", "--engines", "dboost,xgboost-kept"]
-    with tuning.cluster(1) as client:  # one for all measurements: to start one takes longer than they
-        monkeypatch.setattr(tuning, "cluster", lambda n_workers: contextlib.nullcontext(client))
-        measured = tuning.main([*options, "--output", str(path)])
-    assert json.loads(path.read_text()) == measured
-    assert [len(measured["folds"][way]["seconds"]) for way in ("cv", "fits", "one fit")] == [1, 1, 1]
-    assert list(measured["trials"]) == list(measured["trials_ratios"]) == ["dboost", "xgboost, matrix kept"]
 
 
 @pytest.mark.slow
@@ -411,14 +341,13 @@ def test_the_tables_of_the_pages_are_written_from_the_reports(folder: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one_session", [False, True])
-def test_real_workers_are_killed_and_counted(folder: Path, one_session: bool) -> None:
+def test_real_workers_are_killed_and_counted(folder: Path) -> None:
     """The model is that of one process, and the connections of a fit are closed after it."""
     output = folder / "real.json"
-    real_workers.main(["--quick", "--output", str(output), *["--one-session"] * one_session])
+    real_workers.main(["--quick", "--output", str(output)])
     found = json.loads(output.read_text())
     assert [fit["identical"] for fit in found["fits"]] == [True, True]
-    assert [fit["sessions at the end"] for fit in found["fits"]] == ([1, 1] if one_session else [4, 2])
+    assert [fit["sessions at the end"] for fit in found["fits"]] == [4, 2]
     sockets = [seen["scheduler"]["sockets"] for seen in (found["before"], found["fits"][0]["in the middle"], found["after"])]
     assert sockets[1] > sockets[0] >= sockets[2]
 

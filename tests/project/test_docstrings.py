@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "dboost"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -135,29 +133,3 @@ def test_references_in_docstrings_and_comments_lead_somewhere() -> None:
     texts = {path: path.read_text("utf-8") for path in FILES}
     defined = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): defined_in(text) for path, text in texts.items()}
     assert {path.name: lost for path, text in texts.items() if (lost := lost_references(text, defined))} == {}
-
-
-@pytest.mark.parametrize(
-    ("source", "unknown"),
-    [
-        ('def f(a, *b, **c):\n    """Do.\n\n    Parameters\n    ----------\n    a, *b : x\n    **c\n        y.\n    """', []),
-        ('def f(a):\n    """Do it.\n\n    Parameters\n    ----------\n    a : int\n    b : int\n    """', ["f: b"]),
-        ('def f(a):\n    """Do it. a : a number; b : another one."""', ["f: b"]),
-        ('def f(a):\n    """Do it.\n\n    a, b : numbers\n    """', ["f: b"]),
-        ('class A:\n    """It.\n\n    Attributes\n    ----------\n    x : int\n    y : int\n    """\n    x: int', ["A: y"]),
-        ('class A(B):\n    """It.\n\n    Parameters\n    ----------\n    z : int\n    x : int\n    """', ["A: x"]),
-    ],
-)
-def test_the_reader_of_docstrings_sees(source: str, unknown: list[str]) -> None:
-    assert unknown_names(source, {"B": {"z"}}) == unknown
-
-
-def test_the_reader_of_references_sees() -> None:
-    defined = {"rows.shard": {"Shard", "ids"}, "exact": {"total"}}
-    text = "`rows.shard.Shard.ids`, `exact.total`, `pandas.NA`, `shard.Shards`, `dboost.exact.mean`, `shard.py`"
-    assert lost_references(text, defined) == ["shard.Shards", "dboost.exact.mean"]
-
-
-@pytest.mark.parametrize("text", ["Do the same for rows.", "Return the same of a chunk.", "Do the work of `f`."])
-def test_the_reader_of_sentences_sees(text: str) -> None:
-    assert _REFERS.search(text)

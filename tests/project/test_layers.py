@@ -168,26 +168,6 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
     assert circles({module: files_imported(module, path.read_text("utf-8"), files) for module, path in modules()}) == []
 
 
-@pytest.mark.parametrize(
-    ("sources", "found"),
-    [
-        ({"p.a": "from p import b", "p.b": "import p.c", "p.c": ""}, []),
-        (
-            {"p.a": "from p.b import f", "p.b": "def f():\n    from p.c import g", "p.c": "from .a import h"},
-            [["p.a", "p.b", "p.c"]],
-        ),
-        (
-            {"p.a": "if TYPE_CHECKING:\n    from p.b import F", "p.b": "import p.a", "p.c": "from p.a import g"},
-            [["p.a", "p.b"]],
-        ),
-        ({"p.__init__": "from p.a import f", "p.a": "from p import g"}, [["p.__init__", "p.a"]]),
-        ({"p.a": "from p.a import f"}, [["p.a"]]),
-    ],
-)
-def test_the_reader_of_circles_sees(sources: dict[str, str], found: list[list[str]]) -> None:
-    assert circles({module: files_imported(module, source, set(sources)) for module, source in sources.items()}) == found
-
-
 def test_files_are_named_after_what_they_are_about() -> None:
     assert [module for module, path in modules() if path.stem in NO_IDEA] == []
 
@@ -227,18 +207,6 @@ def parameter_counts(module: str, source: str) -> dict[str, int]:
 def test_functions_have_few_parameters() -> None:
     counts = {name: n for module, path in modules() for name, n in parameter_counts(module, path.read_text("utf-8")).items()}
     assert {name for name, n in counts.items() if n > MOST_PARAMETERS} == PUBLIC
-
-
-@pytest.mark.parametrize(
-    ("source", "counts"),
-    [
-        ("def f(a, b=1, /, c=2, *rest, d, **more): pass", {"m.f": 6}),
-        ("class A:\n    async def f(self, b): pass\n    @staticmethod\n    def g(b, c): pass", {"m.A.f": 1, "m.A.g": 2}),
-        ("if x:\n    def f(a):\n        def g(): pass", {"m.f": 1, "m.f.g": 0}),
-    ],
-)
-def test_the_reader_of_parameters_sees(source: str, counts: dict[str, int]) -> None:
-    assert parameter_counts("m", source) == counts
 
 
 @pytest.mark.parametrize(

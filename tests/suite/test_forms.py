@@ -240,11 +240,6 @@ def _predicted(table: Table) -> list[Any]:
     return [plain(answer) for answer in answers]
 
 
-def _predicted_in_pieces(table: Table) -> list[Any]:
-    with in_pieces():
-        return _predicted(table)
-
-
 def _interpreted(table: Table) -> list[Any]:
     model, feature = _model(table.dtype, table.kinds), 0 if table.dtype is not None else table.kinds[0]
     kinds = ("average", "conditional", "individual")
@@ -255,11 +250,20 @@ def _interpreted(table: Table) -> list[Any]:
     ]
     if not table.is_lazy:
         rows = [table.rows(1) for _ in range(2)]
-        found.append(model.importance("permutation", rows[0]["data"], rows[0]["target"], n_repeats=1).to_numpy())
+        data, target, weight = (rows[0][name] for name in ("data", "target", "sample_weight"))
+        found.append(model.importance("permutation", data, target, sample_weight=weight, n_repeats=1).to_numpy())
         by = KEY if table.dtype is None else f"f{NUMBERS.index('uint8')}"
         calibrated = model[:].calibrate(rows[1]["data"], rows[1]["target"], coverage=0.5, by=by)
         found += [calibrated.calibration, plain(calibrated.predict_interval(table.rows(1)["data"]))]
     return found
+
+
+def _in_pieces(run: Callable[[Table], list[Any]]) -> Callable[[Table], list[Any]]:
+    def run_in_pieces(table: Table) -> list[Any]:
+        with in_pieces():
+            return run(table)
+
+    return run_in_pieces
 
 
 @dataclass(frozen=True)
@@ -291,9 +295,10 @@ ENTRANCES: dict[str, Entrance] = {
     "cv": Entrance(_cross_validated, "prepare"),
     "refit_leaves": Entrance(lambda table: [_model(table.dtype, table.kinds).refit_leaves(**table.rows(1))], "fit"),
     "predictions": Entrance(_predicted, "predict"),
-    "predictions, in pieces": Entrance(_predicted_in_pieces, "predict"),
+    "predictions, in pieces": Entrance(_in_pieces(_predicted), "predict"),
     "predictions, filtered": Entrance(_predicted_filtered, "filter", needs_names=True),
     "interpretation": Entrance(_interpreted, "predict"),
+    "interpretation, in pieces": Entrance(_in_pieces(_interpreted), "predict"),
 }
 
 
@@ -302,7 +307,7 @@ def expected(dtype: str | None, kinds: tuple[str, ...], entrance: str) -> list[A
     """Return the results of the plain table. On workers they are those of this process."""
     run = {
         "fit, in files": "fit", "fit, on workers": "fit", "fit, on workers in files": "fit", "prepare, on workers": "prepare",
-        "predictions, in pieces": "predictions",
+        "predictions, in pieces": "predictions", "interpretation, in pieces": "interpretation",
     }.get(entrance, entrance)  # fmt: skip
     return ENTRANCES[run].run(Table(None, dtype, kinds, Path()))
 
