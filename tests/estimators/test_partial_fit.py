@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import dboost
@@ -101,12 +100,8 @@ def test_a_stream() -> None:
     assert [source["label"] for source in last.sources] == ["chunk 0", None, None]
     pairs = [(frame[FEATURES], frame["y"]) for frame in CHUNKS]
     assert [booster.n_iter_ for booster in dboost.continue_on(pairs, max_iter=2)] == [2, 4, 6]
+    assert list(dboost.continue_on(iter([]), "y", start_from=None)) == []
     with pytest.raises(dboost.InputTypeError, match=r"continue_on needs a target, or chunks that are pairs \(X, y\)"):
         list(dboost.continue_on(frames))
     with pytest.raises(dboost.DataError, match=r"chunk 2: .*no column 'y'"):
         list(dboost.continue_on([frames[0], frames[1].drop(columns="y")], "y", max_iter=1))
-
-
-def test_an_empty_stream_gives_no_model() -> None:
-    assert list(dboost.continue_on(iter([]), "y", start_from=None)) == []
-    assert isinstance(CHUNKS[0], pd.DataFrame)

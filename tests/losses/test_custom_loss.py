@@ -15,6 +15,7 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.losses import Loss, Start, register
 from dboost.losses import custom as custom_loss
+from tests.helpers.combinations import Logistic
 
 rng = np.random.default_rng(0)
 N = 1200
@@ -58,26 +59,6 @@ class OwnPoisson(Loss):
         return np.exp(raw)
 
 
-class OwnLogistic(Loss):
-    name = "my_classes"
-    is_classification = True
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0, raw) - y * raw
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return self.inverse_link(raw) - y
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return self.inverse_link(raw) * (1 - self.inverse_link(raw))
-
-    def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.log(prediction / (1 - prediction))
-
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-raw))
-
-
 def test_it_is_minimised() -> None:
     booster = dboost.fit(X, Y, loss=LogCosh(0.5), max_iter=40, eval_set=(X, Y), eval_metric=["LogCosh", "mean_absolute_error"])
     history = booster.history
@@ -92,7 +73,7 @@ def test_it_is_minimised() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_it_learns_what_a_built_in_one_does(weighted: bool) -> None:
     weight = np.random.default_rng(1).random(N) + 0.5 if weighted else None
-    for mine, theirs, y in ((OwnPoisson(), "poisson", COUNTS), (OwnLogistic(), "log_loss", LATE)):
+    for mine, theirs, y in ((OwnPoisson(), "poisson", COUNTS), (Logistic(), "log_loss", LATE)):
         common: dict[str, Any] = {"sample_weight": weight, "max_iter": 8, "max_leaf_nodes": 6, "offset": 0.2 * X[:, 0]}
         own_model, built_in = (dboost.fit(X, y, loss=loss, **common) for loss in (mine, theirs))
         assert own_model.ensemble.baseline == pytest.approx(built_in.ensemble.baseline, abs=1e-9)
@@ -338,10 +319,10 @@ def test_what_is_no_loss() -> None:
 
 
 def test_estimators_take_it() -> None:
-    classifier = DBoostClassifier(loss=OwnLogistic(), max_iter=3, random_state=0).fit(X, LATE.astype(int))
+    classifier = DBoostClassifier(loss=Logistic(), max_iter=3, random_state=0).fit(X, LATE.astype(int))
     assert classifier.predict_proba(X)[:, 1] == pytest.approx(
-        dboost.fit(X, LATE.astype(int), loss=OwnLogistic(), max_iter=3).predict_proba(X)[:, 1]
+        dboost.fit(X, LATE.astype(int), loss=Logistic(), max_iter=3).predict_proba(X)[:, 1]
     )
-    for estimator, loss, y in ((DBoostRegressor, OwnLogistic(), LATE), (DBoostClassifier, OwnPoisson(), COUNTS)):
+    for estimator, loss, y in ((DBoostRegressor, Logistic(), LATE), (DBoostClassifier, OwnPoisson(), COUNTS)):
         with pytest.raises(dboost.ParameterError):
             estimator(loss=loss).fit(X, y)

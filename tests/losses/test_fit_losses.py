@@ -278,10 +278,3 @@ def test_the_middle_expectile_is_the_mean() -> None:
         assert expectile.history["train_loss"].to_numpy() == pytest.approx(squared.history["train_loss"], rel=0.02)
         if "sample_weight" in options:
             np.testing.assert_allclose(expectile.predict(X), squared.predict(X), rtol=1e-9)
-
-
-@pytest.mark.parametrize("scale", [1e-160, 1e150])
-def test_expectiles_of_targets_of_any_scale(scale: float) -> None:
-    y = TARGET["expectile"]
-    one, other = (dboost.fit(X, y * factor, loss="expectile", expectile=0.8, max_iter=5).predict(X) for factor in (1.0, scale))
-    np.testing.assert_allclose(other / scale, one, rtol=1e-6, atol=1e-6)

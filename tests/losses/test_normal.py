@@ -207,13 +207,12 @@ def test_dependence_of_the_scale_and_of_its_logarithm() -> None:
     assert [axes.get_title("left") for axes in surfaces] == ["output loc", "output scale"]
 
 
-def test_residuals_are_those_of_the_mean(tmp_path: Path) -> None:
+def test_residuals_are_those_of_the_mean() -> None:
     booster = fit()
     axes = booster.plot_residuals(X, Y)
     drawn = np.concatenate([line.get_ydata() for line in axes.lines if line.get_marker() == "o"])
     assert np.array_equal(drawn, Y - booster.predict(X).to_numpy())
-    booster.report(tmp_path / "report.html", X, Y)
-    assert "target − prediction" in (tmp_path / "report.html").read_text()
+    assert axes.get_ylabel() == "target − prediction"
 
 
 @pytest.mark.parametrize(

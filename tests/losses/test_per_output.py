@@ -13,8 +13,9 @@ import pytest
 import dboost
 from dboost import Booster, DataError, ParameterError
 from dboost.cli import main
-from dboost.losses import Loss, PerOutput, by_name, from_dict
+from dboost.losses import PerOutput, by_name, from_dict
 from dboost.model.ensemble import Tree
+from tests.helpers.combinations import Smooth
 
 RNG = np.random.default_rng(3)
 N = 600
@@ -31,17 +32,6 @@ TARGETS = pd.DataFrame(
 WEIGHTS = RNG.uniform(0.0, 2.0, N)
 LABELS = pd.DataFrame({"up": X["u"] > 0, "many": TARGETS["count"] > 1})
 OPTIONS: dict[str, Any] = {"max_iter": 5, "max_leaf_nodes": 8, "progress": False, "n_threads": 1}
-
-
-class Cosh(Loss):
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.log(np.cosh(raw - y))
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.tanh(raw - y)
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 1.0 - np.tanh(raw - y) ** 2
 
 
 def same_trees(trees: tuple[Tree, ...], others: tuple[Tree, ...]) -> None:
@@ -66,10 +56,10 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "huber": ("huber", {"sample_weight": WEIGHTS}),
     "offset": ("squared_error", {"offset": X["z"].to_numpy()}),
     "line search": ("huber", {"step": "line_search"}),
-    "least squares": (Cosh(), {"criterion": "gradient"}),
-    "own loss": (Cosh(), {"sample_weight": WEIGHTS}),
+    "least squares": (Smooth(), {"criterion": "gradient"}),
+    "own loss": (Smooth(), {"sample_weight": WEIGHTS}),
     "several": (["squared_error", "poisson", "huber"], {"sample_weight": WEIGHTS}),
-    "own and others": ([Cosh(), "tweedie", "absolute_error"], {"tweedie_power": 1.2, "sample_weight": WEIGHTS}),
+    "own and others": ([Smooth(), "tweedie", "absolute_error"], {"tweedie_power": 1.2, "sample_weight": WEIGHTS}),
 }
 
 

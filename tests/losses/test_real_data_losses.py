@@ -14,7 +14,6 @@ from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.race import scores
 from examples.friedman_2001 import marketing, paper
 from examples.friedman_2001.experiments import REGRESSION
-from tests.helpers.fits import cut, rare_class_rows, saved
 from tests.helpers.real_data import load, path
 
 pytestmark = [pytest.mark.slow]
@@ -64,29 +63,3 @@ def _additive(train: Any, test: Any) -> float:
     y, truth = (part[marketing.TARGET].to_numpy(float) for part in (train, test))
     predicted = Ridge(1.0).fit(X[: len(y)], y).predict(X[len(y) :])
     return float(np.abs(truth - predicted).mean() / np.abs(truth - np.median(y)).mean())
-
-
-@pytest.mark.real_data
-def test_a_stream_in_very_uneven_pieces() -> None:
-    frame = load("elec2").frame
-    train, test = frame[:36_249], frame[36_249:]
-    settings: dict[str, Any] = {"loss": "log_loss", "max_iter": 40, "progress": False}
-    whole = dboost.fit(train, "target", n_threads=1, **settings)
-    pieces = dboost.fit(cut(train, [0, 1, 2, 5, 9, 9, 100, 36_000, 36_248]), "target", n_threads=2, **settings)
-    assert saved(pieces) == saved(whole)
-    rate = train.target.mean()
-    assert log_loss(test.target, whole.predict_proba(test)["1"]) < 0.9 * log_loss(test.target, np.full(len(test), rate))
-
-
-def test_a_rare_class_does_no_harm_where_it_does_elsewhere() -> None:
-    """One row in ten thousand, noise included: LightGBM's defaults overfit these rows, and its log loss explodes."""
-    lightgbm = pytest.importorskip("lightgbm")
-    X, y = rare_class_rows(3, 0)
-    held_out, truth = rare_class_rows(3, 1)
-    ours = log_loss(truth, dboost.fit(X, y, loss="log_loss", max_iter=100, progress=False).predict_proba(held_out))
-    settings = {"objective": "multiclass", "num_class": 3, "verbose": -1, "num_threads": 1, "seed": 0}
-    theirs = log_loss(truth, lightgbm.train(settings, lightgbm.Dataset(X, y), 100).predict(held_out))
-    constant = log_loss(truth, np.tile(np.bincount(y) / len(y), (len(truth), 1)))
-    print(ours, theirs, constant)
-    assert ours < constant
-    assert ours < theirs

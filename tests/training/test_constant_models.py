@@ -71,6 +71,7 @@ def test_refitted_leaves_have_the_same_units() -> None:
         {"loss": "huber"},
         {"loss": "absolute_error"},
         {"loss": "quantile", "quantile": 0.7},
+        {"loss": "expectile", "expectile": 0.8},
         {"loss": "huber", "weight": RNG.uniform(0.5, 2.0, N)},
         {"max_delta_step": 0.5, "l1_regularization": 3.0, "min_gain": 0.5, "leaf_penalty": 0.1},
         {"step": "line_search"},

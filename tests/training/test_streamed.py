@@ -231,6 +231,20 @@ def test_a_budget_that_is_too_small_says_what_it_would_take(folder: Path) -> Non
         dboost.fit(cut(frame, [250]), "y", features=NUMERIC, memory_limit=100)
 
 
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the numbers of rows are added that are read from now on."""
+    n_read: list[int] = []
+    translate = Reader._translate
+
+    def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
+        n_read.append(chunk.n_rows)
+        return translate(self, i, chunk, private)
+
+    monkeypatch.setattr(Reader, "_translate", count)
+    return n_read
+
+
 def _numbers(n: int) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     return pd.DataFrame(rng.normal(size=(n, 6)), columns=[*"abcde", "y"])
@@ -238,9 +252,7 @@ def _numbers(n: int) -> pd.DataFrame:
 
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("limit", ["1 KiB", "64KiB", 20_000, "300KiB"])
-def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
-    limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(limit: Any, tmp_path: Path, read: list[int]) -> None:
     """By the same sentence wherever the rows are, and it names a limit that suffices."""
     frame = _numbers(30_000)
     for k in range(3):
@@ -248,14 +260,6 @@ def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
     frame.to_csv(tmp_path / "rows.csv", index=False)
     parquet = [str(tmp_path / f"{k}.parquet") for k in range(3)]
     X, y = frame[[*"abcde"]], frame["y"]
-    read: list[int] = []
-    translate = Reader._translate
-
-    def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
-        read.append(chunk.n_rows)
-        return translate(self, i, chunk, private)
-
-    monkeypatch.setattr(Reader, "_translate", count)
     options: dict[str, Any] = {"max_iter": 1, "memory_limit": limit, "n_threads": 1}
     sentence = r"memory_limit of .* is too small for trees of 31 leaves over 5 features: it would take (.*) with 1 thread$"
     named = set()
@@ -281,18 +285,10 @@ def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
 
 
 def test_a_limit_far_too_small_for_folds_or_for_reading_is_refused_before_rows_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, read: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = str(tmp_path / "rows.parquet")
     _numbers(30_000).to_parquet(rows)
-    read: list[int] = []
-    translate = Reader._translate
-
-    def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
-        read.append(chunk.n_rows)
-        return translate(self, i, chunk, private)
-
-    monkeypatch.setattr(Reader, "_translate", count)
     folds = (
         r"memory_limit of 10 KiB is too small for trees of 31 leaves over 5 features: it would take (.*) "
         "with 1 thread in each of 3 fits at the same time"
