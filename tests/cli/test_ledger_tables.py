@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from distributed import Client
 
 import dboost
 from dboost.cli import main
@@ -211,17 +212,14 @@ def test_continue_on_versions(lake: Any) -> None:
         next(dboost.continue_on("model.json", "y", **options))
 
 
-def test_a_night_on_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_on_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     monkeypatch.chdir(tmp_path)
     lake = DeltaTable(tmp_path)
     lake.append(rows(1))
     lake.append(rows(2, 50))
-    from tests.helpers.clusters import threads_cluster
-
     expected = dboost.fit(rows(2, 50), "y", max_iter=3, progress=False)
-    with threads_cluster(2, 1) as client:
-        added = added_since(lake.table, 0)
-        assert dboost.fit(added, "y", max_iter=3, client=client, progress=False).sha256 == expected.sha256
+    added = added_since(lake.table, 0)
+    assert dboost.fit(added, "y", max_iter=3, client=client, progress=False).sha256 == expected.sha256
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import dboost
 from dboost import DataError
 from dboost.data.columns import binning
 from dboost.data.columns.binning import propose
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 
 N = 800
@@ -35,12 +34,6 @@ Y = X["x"] + 2.0 * (X["c"] == "low") + rng.normal(size=N) / 4
 #: So small that rows are streamed.
 LIMIT = 64 * 10**6
 WITHIN: dict[str, Any] = {"max_iter": 4}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def fit(data: Any, target: Any = Y, **options: Any) -> dboost.Booster:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +18,6 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dboost
 from dboost.data import ReadOptions, open_table
 from dboost.data.kinds import table_kinds
 from dboost.schema import Feature
@@ -153,18 +150,6 @@ def test_like_a_model_of_arrays() -> None:
         table = open_table(data, target, like=like)
         assert content(table)["f1"].tolist() == [2, None]
         assert content(table)["f0"].tolist() == [0.5, 1.5]
-
-
-@pytest.mark.parametrize("make", [lambda frame: pl.from_pandas(frame).lazy(), lambda frame: duckdb.from_arrow(pa.table(frame))])
-def test_estimators_take_the_names_of_lazy_frames(make: Callable[[pd.DataFrame], Any]) -> None:
-    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 5, "word": "x", "kind": "y"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = dboost.DBoostRegressor(max_iter=2, progress=False).fit(make(frame), np.arange(40.0) % 7)
-        assert model.feature_names_in_.tolist() == list(frame)
-        np.testing.assert_array_equal(model.predict(frame), np.asarray(model.predict(make(frame))))
-        with pytest.raises(ValueError, match="feature names"):
-            model.predict(make(frame[["b", "a", "word", "kind"]]))
 
 
 FRAME = rows()[["small", "y"]]

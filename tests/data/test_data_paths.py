@@ -23,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +33,6 @@ from dboost.data.sources import paths
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.tuning import tuned
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.table_content import content
 from tests.helpers.tune import Tune
@@ -239,7 +239,7 @@ def test_integers_of_any_size_are_numbers(tmp_path: Path, tune: Tune) -> None:
             np.testing.assert_array_equal(content(open_table(tmp_path / "a.csv", "y"))["a"], expected)
 
 
-def test_parquet_files_with_other_columns(tmp_path: Path) -> None:
+def test_parquet_files_with_other_columns(tmp_path: Path, client: Client) -> None:
     whole, part, last = rows()[["a", "b", "y"]], rows()[["a", "y"]], rows().iloc[:0]
     booster = dboost.fit(whole, "y", max_iter=1)
     few = dboost.fit(part, "y", max_iter=1)
@@ -247,10 +247,9 @@ def test_parquet_files_with_other_columns(tmp_path: Path) -> None:
         for k, one in enumerate((first, second, last)):
             one.to_parquet(tmp_path / f"part-{k}.parquet")
         message = r"part-[01]\.parquet has no column 'b', which .*part-[01]\.parquet has"
-        with pytest.raises(DataError, match=message):
-            dboost.fit(tmp_path, "y", max_iter=1)
-        with pytest.raises(DataError, match=message), threads_cluster(1) as client:
-            dboost.fit(tmp_path, "y", max_iter=1, client=client)
+        for on_workers in ({}, {"client": client}):
+            with pytest.raises(DataError, match=message):
+                dboost.fit(tmp_path, "y", max_iter=1, **on_workers)
         with pytest.raises(DataError, match="has no column 'b'"):
             booster.predict(tmp_path).compute()
         assert dboost.fit(tmp_path, "y", features=["a"], max_iter=1).features == few.features
@@ -434,7 +433,7 @@ def mixed_csv(path: Path, n: int = 300) -> None:
 
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("declared", ["from_dtype", ["kind"]])
-def test_late_text_gives_the_same_model_for_every_division(tmp_path: Path, tune: Tune, declared: Any) -> None:
+def test_late_text_gives_the_same_model_for_every_division(tmp_path: Path, tune: Tune, declared: Any, client: Client) -> None:
     mixed_csv(tmp_path / "a.csv")
     options = {"max_iter": 3, "min_samples_leaf": 5, "categorical_features": declared}
     tune(csv_sample_rows=20)
@@ -446,8 +445,7 @@ def test_late_text_gives_the_same_model_for_every_division(tmp_path: Path, tune:
     assert dboost.fit(tmp_path / "a.csv", "y", **options) == whole
     tune(least_csv_block_bytes=500)
     assert dboost.fit(tmp_path / "a.csv", "y", memory_limit="200MiB", **options) == whole
-    with threads_cluster(2) as client:
-        assert dboost.fit(tmp_path / "a.csv", "y", client=client, **options) == whole
+    assert dboost.fit(tmp_path / "a.csv", "y", client=client, **options) == whole
 
 
 def test_a_missing_path_is_also_a_file_not_found_error(folder: Path) -> None:
@@ -668,7 +666,7 @@ def test_files_replaced_in_a_store_or_on_another_host(folder: Path, monkeypatch:
         frame.compute()
 
 
-def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     for folder in (home, elsewhere, home / "temporary"):
         folder.mkdir()
@@ -690,9 +688,8 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: 
         assert dboost.Dataset(path).n_rows == N
         assert dboost.fit(path, **short).n_iter_ == dboost.fit(data, **short).n_iter_ == 2
         assert len(dboost.cv(path, **short, folds=2).boosters) == 2
-    with threads_cluster(1) as client:
-        stored = dboost.prepare(rows(), "y", "~/stored", client=client)
-        assert stored.path == home / "stored"
+    stored = dboost.prepare(rows(), "y", "~/stored", client=client)
+    assert stored.path == home / "stored"
     assert dboost.Dataset("~/stored").n_rows == N
     assert {one.name for one in home.iterdir()} >= {"checkpoint", "model.json", "prepared", "stored"}
     assert not list(elsewhere.iterdir())

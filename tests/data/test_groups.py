@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from dboost.cli import main
 from dboost.data import open_table
 from dboost.data.kinds.partition import role_column
 from dboost.session.row_samples import TEST
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 
 RNG = np.random.default_rng(0)
@@ -160,15 +158,6 @@ def test_a_checkpoint_is_of_its_groups(tmp_path: Path) -> None:
         dboost.fit(FRAME, "y", features=FEATURES, group="g", callbacks=[stop], **options)
     with pytest.raises(DataError, match="the data are not the same, group differs"):
         dboost.fit(FRAME, "y", features=FEATURES, group=FRAME["g"] // 2, **options)
-
-
-# On clusters.
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 # Folds and validation rows.

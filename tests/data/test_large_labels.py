@@ -13,10 +13,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from distributed import Client
 
 import dboost
 from dboost.cli import main
-from tests.helpers.clusters import threads_cluster
 
 N = 240
 X = np.random.default_rng(3).normal(size=N)
@@ -102,8 +102,8 @@ def test_classes_that_would_be_merged_are_refused(case: str, limit: str | None) 
         fit(make(), loss="log_loss", memory_limit=limit)
 
 
-def test_workers_refuse_classes_that_would_be_merged() -> None:
-    with threads_cluster(2) as client, pytest.raises(dboost.DataError, match="in 80 rows, first in row 0 of partition 2"):
+def test_workers_refuse_classes_that_would_be_merged(client: Client) -> None:
+    with pytest.raises(dboost.DataError, match="in 80 rows, first in row 0 of partition 2"):
         fit(in_parts(CODES, Y.astype(float), Y), loss="log_loss", client=client)
 
 

@@ -16,12 +16,12 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from distributed import Client
 
 import dboost
 from dboost.cli import main
 from dboost.data.columns.numbers_as_text import find
 from dboost.schema import MAX_LEVELS
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.real_data import path as path_of
 
 RNG = np.random.default_rng(7)
@@ -262,7 +262,7 @@ def test_every_source_is_reported_once_for_each_column(source: str, tmp_path: Pa
         dboost.fit(SOURCES[source](tmp_path), "y", max_iter=1, progress=False)
 
 
-def test_every_kind_of_fit_reports_once_for_each_column(tmp_path: Path) -> None:
+def test_every_kind_of_fit_reports_once_for_each_column(tmp_path: Path, client: Client) -> None:
     path = written(tmp_path / "rows.parquet")
     options: dict[str, Any] = {"max_iter": 1, "progress": False}
     with warned(MESSAGES):
@@ -278,14 +278,13 @@ def test_every_kind_of_fit_reports_once_for_each_column(tmp_path: Path) -> None:
     with warned([]):
         model.predict(X)
         dboost.fit(path, "y", start_from=model.booster_, **options)
-    with threads_cluster(2) as client:
-        rows = dd.from_pandas(FRAME, npartitions=3)
-        with warned(MESSAGES):
-            dboost.fit(rows, "y", client=client, **options)
-        with warned(MESSAGES):
-            dboost.fit(path, "y", client=client, eval_set=rows, **options)
-        with warned(MESSAGES):
-            dboost.prepare(rows, "y", client=client)
+    rows = dd.from_pandas(FRAME, npartitions=3)
+    with warned(MESSAGES):
+        dboost.fit(rows, "y", client=client, **options)
+    with warned(MESSAGES):
+        dboost.fit(path, "y", client=client, eval_set=rows, **options)
+    with warned(MESSAGES):
+        dboost.prepare(rows, "y", client=client).close()
 
 
 def test_the_command_line_reports_each_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

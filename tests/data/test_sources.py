@@ -31,7 +31,7 @@ from dboost.data.sources import Parts, Stream, parquet, stream_of
 from dboost.data.sources.paths import open_source
 from dboost.data.sources.row_filter import RowFilter
 from dboost.session.partition_batch import PartitionBatch
-from tests.helpers.clusters import Processes, at, threads_cluster
+from tests.helpers.clusters import Processes, at
 from tests.helpers.table_sources import PARTS, SOURCES, STREAMS, Exporter, files_of, lazy_polars, reader_of, table_of
 from tests.helpers.tune import Tune
 
@@ -268,6 +268,7 @@ def test_filters_may_name_columns_that_files_lack(kind: str, limit: str | None, 
     np.testing.assert_array_equal(kept, expected.predict(frame[frame["day"] >= 2]))
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 @pytest.mark.parametrize("kind", ["pyarrow dataset", "pyarrow dataset of Arrow files", "in folders", "in memory"])
 def test_filters_of_a_dataset_itself(kind: str, limit: str | None, tmp_path: Path) -> None:
@@ -355,12 +356,6 @@ def test_filters_that_look_at_other_rows_are_refused(kind: str, tmp_path: Path) 
 def test_filters_need_the_names_of_columns() -> None:
     with pytest.raises(dboost.InputTypeError, match="filter names columns, and ndarray has none"):
         dboost.fit(np.zeros((9, 2)), np.zeros(9), filter=pc.field("f0") < 60)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 @pytest.mark.fast_cells(1)

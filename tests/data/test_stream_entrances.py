@@ -18,13 +18,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pytest
 from distributed import Client
 
 import dboost
 from dboost.data.tables import open_table
-from tests.helpers.clusters import threads_cluster
+from tests.helpers.table_sources import STREAMS
 from tests.helpers.tune import Tune
 
 #: Batches of 1000 rows of 8 bytes × 6 columns.
@@ -82,12 +81,6 @@ def model() -> dboost.Booster:
 @pytest.fixture(scope="module")
 def classifier() -> dboost.Booster:
     return dboost.fit(FRAME[:2000], "k", features=["a", "b", "c"], loss="log_loss", **OPTIONS)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -303,20 +296,24 @@ def test_a_filter_that_keeps_nothing(model: dboost.Booster, client: Client) -> N
             call(Watched())
 
 
-@pytest.mark.parametrize("kind", ["reader", "scanner", "dataset"])
-def test_estimators(kind: str) -> None:
-    rows = pa.Table.from_pandas(FRAME[["a", "b", "c"]][:2000], preserve_index=False)
+@pytest.mark.fast_cells(4)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_estimators(kind: str, tmp_path: Path) -> None:
+    rows = FRAME[["a", "b", "c"]][:2000]
 
-    def stream() -> Any:
-        dataset = pads.dataset(rows)
-        return {"reader": rows.to_reader(), "scanner": dataset.scanner(), "dataset": dataset}[kind]
+    def stream(frame: pd.DataFrame = rows) -> Any:
+        return STREAMS[kind](frame, tmp_path / str(len(list(tmp_path.iterdir()))))
 
     expected = dboost.DBoostRegressor(**OPTIONS, random_state=0, features=["b", "a"]).fit(rows, Y[:2000])
     found = dboost.DBoostRegressor(**OPTIONS, random_state=0, features=["b", "a"]).fit(stream(), Y[:2000])
     assert found.booster_ == expected.booster_
     assert (found.n_features_in_, found.feature_names_in_.tolist()) == (2, ["b", "a"])
-    np.testing.assert_array_equal(found.predict(stream()), expected.predict(rows))
-    assert dboost.DBoostRegressor(**OPTIONS).fit(stream(), Y[:2000]).n_features_in_ == 3
+    np.testing.assert_array_equal(np.asarray(found.predict(stream())), expected.predict(rows))
+    every = dboost.DBoostRegressor(**OPTIONS).fit(stream(), Y[:2000])
+    assert (every.n_features_in_, every.feature_names_in_.tolist()) == (3, ["a", "b", "c"])
+    if kind.startswith(("polars", "DuckDB")):  # whose names are known before a row is read
+        with pytest.raises(ValueError, match="feature names"):
+            every.predict(stream(rows[["b", "a", "c"]]))
 
 
 def test_advice_of_a_refusal(model: dboost.Booster) -> None:

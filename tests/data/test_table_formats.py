@@ -6,7 +6,6 @@ import builtins
 import json
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,10 @@ from dboost.cli import main
 from dboost.data.sources import iceberg_tables, parquet
 from dboost.data.sources.paths import open_path, open_source
 from dboost.data.sources.row_filter import RowFilter
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
 from tests.helpers.tune import Tune
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def rows(n: int = 300, seed: int = 0) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from dboost.data.kinds.partition import read_slices
 from dboost.data.tables.reader import Reader
 from dboost.data.tables.row_metadata import RowMetadataSpool
 from dboost.files.spool import Spool
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 
 RNG = np.random.default_rng(0)
@@ -72,12 +71,6 @@ def test_targets_arrive_from_every_source(form: str, options: ReadOptions) -> No
         np.testing.assert_array_equal(targets_of(table), TARGETS)
         table.gather_roles()
         np.testing.assert_array_equal(table.all_roles.target, TARGETS)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 #: Data sets with two targets, by where their rows are. Of the workers' partitions one is empty, of another all weights are 0.

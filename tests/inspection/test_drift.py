@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from dboost.model import data_summary, model_file
 from dboost.model.data_summary import LEVELS, MOST_BINS, Distribution, LevelDistribution, NumberDistribution, Summary
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session import reference_sample
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 
@@ -34,12 +32,6 @@ STRANGE = NEW.assign(x=NEW["x"] + 1, town=NEW["town"].replace("Gent", "Arlon"), 
 @pytest.fixture(scope="module")
 def model() -> dboost.Booster:
     return dboost.fit(OLD, "grade", features=FEATURES, max_iter=5, source_name="old")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 2) as client:
-        yield client
 
 
 # The statistics.

@@ -6,7 +6,6 @@ import json
 import math
 import pickle
 import warnings
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from fractions import Fraction
@@ -29,7 +28,6 @@ from dboost.inspection import calibration
 from dboost.inspection.calibration import RowScores, merged_here
 from dboost.model import model_file
 from dboost.model.margins import Calibration
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.real_data import AFTER_DEPARTURE, path
 
@@ -69,12 +67,6 @@ def fresh(model: dboost.Booster) -> dboost.Booster:
     found = copy(model)
     found.target_name = model.target_name
     return found
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def naive(distances: np.ndarray, coverage: float) -> float:

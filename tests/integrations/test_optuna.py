@@ -10,9 +10,9 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client
 
 import dboost
-from tests.helpers.clusters import threads_cluster
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -72,21 +72,20 @@ def test_a_real_pruner_prunes_the_worse_trials_and_an_estimator_takes_the_callba
     assert study.trials[1].last_step == 3
 
 
-def test_a_pruned_fit_on_a_cluster() -> None:
+def test_a_pruned_fit_on_a_cluster(client: Client) -> None:
     study = optuna.create_study(pruner=After(2))
-    with threads_cluster(2, 1) as client:
-        lazy = dd.from_pandas(TRAIN, npartitions=4)
+    lazy = dd.from_pandas(TRAIN, npartitions=4)
 
-        def objective(trial: optuna.Trial) -> float:
-            callback = PruningCallback(trial, "eval_log_loss")
-            booster = dboost.fit(lazy, "y", client=client, callbacks=[callback], **OPTIONS)
-            return booster.history["eval_log_loss"].iloc[-1]
+    def objective(trial: optuna.Trial) -> float:
+        callback = PruningCallback(trial, "eval_log_loss")
+        booster = dboost.fit(lazy, "y", client=client, callbacks=[callback], **OPTIONS)
+        return booster.history["eval_log_loss"].iloc[-1]
 
-        study.optimize(objective, n_trials=3)
-        assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "PRUNED"]
-        here = dboost.fit(TRAIN, "y", **OPTIONS)
-        assert list(study.trials[0].intermediate_values.values()) == here.history["eval_log_loss"].tolist()
-        assert dboost.fit(lazy, "y", client=client, **OPTIONS) == here
+    study.optimize(objective, n_trials=3)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "PRUNED"]
+    here = dboost.fit(TRAIN, "y", **OPTIONS)
+    assert list(study.trials[0].intermediate_values.values()) == here.history["eval_log_loss"].tolist()
+    assert dboost.fit(lazy, "y", client=client, **OPTIONS) == here
 
 
 def test_mistakes_are_named() -> None:

@@ -6,7 +6,7 @@ is the table as a frame of pandas, or the array as it is, in the memory of this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +27,6 @@ import dboost
 from dboost import Booster
 from dboost.tuning import Tuning, tuned
 from tests.helpers import table_forms
-from tests.helpers.clusters import threads_cluster
 from tests.helpers.combinations import ARRAY_TYPES, COLUMNS, as_array
 from tests.helpers.fits import saved
 from tests.helpers.table_forms import AS_NUMBERS, FORMS, NO_ARROW, NO_KEYS, ArrayForm, Form, lacking, new_file, vector
@@ -310,12 +309,6 @@ def expected(dtype: str | None, kinds: tuple[str, ...], entrance: str) -> list[A
         "predictions, in pieces": "predictions", "interpretation, in pieces": "interpretation",
     }.get(entrance, entrance)  # fmt: skip
     return ENTRANCES[run].run(Table(None, dtype, kinds, Path()))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 _OF_NAMES = [

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
 from dboost.errors import DataError
-from tests.helpers.clusters import threads_cluster
 from tests.suite.covering import cells, combinations
 from tests.suite.entrances import ENTRANCES, Given
 from tests.suite.forms import FORMS
@@ -24,12 +22,6 @@ SQUARE = [
     for form in FORMS
     if ENTRANCES[entrance].can(MISTAKES[mistake], FORMS[form])
 ]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
