@@ -44,7 +44,6 @@ from typing import Any
 from dboost.display import number
 from dboost.errors import DBoostError, is_failure
 from dboost.files.atomic_write import FileMissingError, create_whole, read_whole, remove, write_whole
-from dboost.files.json_shape import ANY, OTHERS, check_shape
 
 #: How many times a file is read within a duration while it is watched.
 _WATCHES = 30
@@ -193,12 +192,8 @@ class Lease:
 
     def _duration(self, content: bytes) -> float:
         """Return the duration of the lease that a file is of; that of this run if the file does not name one."""
-        try:
-            check_shape(json.loads(content), {"seconds": float, OTHERS: ANY}, "it")
-        except (ValueError, RecursionError):
-            return self._seconds
-        seconds = float(json.loads(content)["seconds"])
-        return seconds if 0 < seconds <= _LONGEST else self._seconds
+        seconds: Any = _record_in(content).get("seconds")
+        return float(seconds) if type(seconds) in (int, float) and 0 < seconds <= _LONGEST else self._seconds
 
     def _read(self) -> bytes:
         """Return the content of the file; nothing if there is no file."""
@@ -221,11 +216,9 @@ class Lease:
 
     def _called(self, content: bytes) -> str:
         """Describe the run that has the lease."""
-        try:
-            holder = json.loads(content)
+        holder, whose = _record_in(content), ""
+        if {"host", "process", "since"} <= holder.keys():
             whose = f" (host {holder['host']}, process {holder['process']}, since {holder['since']})"
-        except (LookupError, TypeError, ValueError):
-            whose = ""
         return f"another run{whose} {self._work}"
 
 
@@ -235,13 +228,18 @@ def _configured_seconds() -> float:
     return lease_seconds()
 
 
+def _record_in(content: bytes) -> dict[str, Any]:
+    """Return the record in the content of a file; empty if there is none."""
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def _is_dead(content: bytes) -> bool:
     """Return whether the holder was a process of this machine that has ended; False if that is unknown."""
-    try:
-        holder = json.loads(content)
-        machine, process, started = holder["machine"], holder["process"], holder["started"]
-    except (LookupError, TypeError, ValueError):
-        return False
+    machine, process, started = map(_record_in(content).get, ("machine", "process", "started"))
     if machine is None or machine != _machine() or type(started) is not str or type(process) is not int or process < 1:
         return False
     now = _started(process)

@@ -304,7 +304,7 @@ class BaseLoss:
         return self.gradient(y, raw)[output], self.hessian(y, raw)[output]
 
     def terms(self) -> Any:
-        """Return the `NamedTuple` for which the loss overloads `gradient_pass.block_terms`, or with several outputs
+        """Return the named tuple for which the loss overloads `gradient_pass.block_terms`, or with several outputs
         `output_terms`; with its parameters. None if the loss has functions in NumPy only. Default: a `record`."""
         if self.record is None:
             raise NotImplementedError

@@ -14,8 +14,8 @@ Of two classes there is one score, the probability of the second one, and L = ½
 
 from __future__ import annotations
 
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,7 @@ from dboost.losses.classification import LossOfClasses, class_weights
 from dboost.losses.deviance import SquaredError
 from dboost.losses.gradient_pass import output_terms, overloads
 
-
-class BrierTerms(NamedTuple):
-    """The loss has no parameters: the number of classes is that of the arrays' rows."""
-
-    unused: float = 0.0
+BrierTerms = namedtuple("BrierTerms", "unused", defaults=(0.0,))
 
 
 @overloads(output_terms, BrierTerms)
@@ -76,16 +72,12 @@ def _normed(raw: np.ndarray) -> np.ndarray:
     return probability / probability.sum(axis=1, keepdims=True)
 
 
-def _one(mean: float, spread: float) -> float:
-    return 1.0
-
-
 class HalfBrier(SquaredError):
     """Half the Brier score of two classes; the raw score is the probability of the second one."""
 
     name = "half_brier_score"
     targets = Targets(are_classes=True)
-    start = Start(constants=_rounded, magnitude=_one)
+    start = Start(constants=_rounded, magnitude=lambda *_: 1.0)
     link = Link(
         finish=_clipped,
         uses_offset=False,
@@ -114,7 +106,7 @@ class BrierOfClasses(LossOfClasses):
     @property
     def start(self) -> Start:  # type: ignore[override]
         sums = partial(class_weights, n_classes=self.n_outputs)
-        return Start(constants=_rounded, sums=sums, magnitude=_one, spread=1.0)
+        return Start(constants=_rounded, sums=sums, magnitude=lambda *_: 1.0, spread=1.0)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         differences = self.gradient(y, raw)

@@ -27,8 +27,9 @@ exponent is clipped to the range of `exp32`.
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,11 +41,7 @@ from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
 from dboost.losses.base import BaseLoss, Leaves, Link, Start, SumUnits, Targets, of_mean
 from dboost.losses.gradient_pass import block_terms, output_terms, overloads
 
-
-class LogLossTerms(NamedTuple):
-    """The loss has no parameters."""
-
-    unused: float = 0.0
+LogLossTerms = namedtuple("LogLossTerms", "unused", defaults=(0.0,))
 
 
 @overloads(block_terms, LogLossTerms)
@@ -99,17 +96,13 @@ def _log_odds(mean: float) -> float:
     return math.log(mean) - math.log1p(-mean)
 
 
-def _largest(mean: float, spread: float) -> float:
-    return 64.0
-
-
 class LogLoss(BaseLoss):
     """Two-class log loss (binomial deviance)."""
 
     name = "log_loss"
     record = LogLossTerms
     targets = Targets(are_classes=True)
-    start = Start(constants=of_mean(_log_odds), magnitude=_largest)
+    start = Start(constants=of_mean(_log_odds), magnitude=lambda *_: 64.0)
     leaves = (Leaves(longest_step=4.0),)
     link = Link(to_raw=_logit, to_prediction=_sigmoid, form="sigmoid")
     can_trim = True
@@ -139,10 +132,7 @@ def log_losses(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
 _LOG_2 = np.float32(math.log(2.0))
 
 
-class SoftmaxTerms(NamedTuple):
-    """The loss has no parameters: the number of classes is that of the arrays' rows."""
-
-    unused: float = 0.0
+SoftmaxTerms = namedtuple("SoftmaxTerms", "unused", defaults=(0.0,))
 
 
 @overloads(output_terms, SoftmaxTerms)
@@ -213,10 +203,6 @@ class LossOfClasses(BaseLoss):
         return {"name": self.name, "n_classes": self.n_outputs}
 
 
-def _log_shares(means: np.ndarray) -> np.ndarray:
-    return log(np.maximum(means, 1e-300))  # there may be a class without rows
-
-
 def _softmax(raw: np.ndarray) -> np.ndarray:
     """Return the probabilities of the classes: float64[n, n_classes]."""
     e = exp(raw - raw.max(axis=1, keepdims=True))
@@ -244,7 +230,8 @@ class SoftmaxLogLoss(LossOfClasses):
     @property
     def start(self) -> Start:  # type: ignore[override]
         sums = partial(class_weights, n_classes=self.n_outputs)
-        return Start(constants=_log_shares, sums=sums, magnitude=_largest, spread=1.0)
+        # There may be a class without rows.
+        return Start(constants=lambda means: log(np.maximum(means, 1e-300)), sums=sums, magnitude=lambda *_: 64.0, spread=1.0)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         raw = raw.T
@@ -263,10 +250,7 @@ class SoftmaxLogLoss(LossOfClasses):
 _CUT_OFF = 87.0
 
 
-class ExponentialTerms(NamedTuple):
-    """The loss has no parameters."""
-
-    unused: float = 0.0
+ExponentialTerms = namedtuple("ExponentialTerms", "unused", defaults=(0.0,))
 
 
 @overloads(block_terms, ExponentialTerms)

@@ -19,6 +19,7 @@ The terms of a row are computed in float64: targets and expectations may differ 
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,11 +28,7 @@ from dboost.kernels.exp_log import LARGEST, exp, exp64, log, log64
 from dboost.losses.base import BaseLoss, Leaves, Link, Start, Targets, of_mean
 from dboost.losses.gradient_pass import block_terms, overloads
 
-
-class SquaredErrorTerms(NamedTuple):
-    """The loss has no parameters."""
-
-    unused: float = 0.0
+SquaredErrorTerms = namedtuple("SquaredErrorTerms", "unused", defaults=(0.0,))
 
 
 @overloads(block_terms, SquaredErrorTerms)
@@ -44,20 +41,12 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
         hessian[i] = np.float32(1)
 
 
-def _mean(means: np.ndarray) -> np.ndarray:
-    return means
-
-
-def _half_square(mean: float, spread: float) -> float:
-    return max(0.5 * spread * spread, 1e-200)
-
-
 class SquaredError(BaseLoss):
     """Squared error, halved so that its Hessian is 1."""
 
     name = "squared_error"
     record = SquaredErrorTerms
-    start = Start(constants=_mean, magnitude=_half_square, scales=True)
+    start = Start(constants=lambda means: means, magnitude=lambda _, spread: max(0.5 * spread * spread, 1e-200), scales=True)
     leaves = (Leaves(constant_hessian=True),)
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
@@ -67,16 +56,8 @@ class SquaredError(BaseLoss):
         return raw - y
 
 
-class PoissonTerms(NamedTuple):
-    """The loss has no parameters."""
-
-    unused: float = 0.0
-
-
-class GammaTerms(NamedTuple):
-    """The loss has no parameters."""
-
-    unused: float = 0.0
+PoissonTerms = namedtuple("PoissonTerms", "unused", defaults=(0.0,))
+GammaTerms = namedtuple("GammaTerms", "unused", defaults=(0.0,))
 
 
 class TweedieTerms(NamedTuple):

@@ -38,10 +38,6 @@ def _from_mean(rows: InitialRows) -> np.ndarray:
     return rows.search(np.array([0.0 if rows.has_offset else float(rows.means[0])]))
 
 
-def _largest(mean: float, spread: float) -> float:
-    return max(4.0 * spread * spread, 1e-200)
-
-
 class Expectile(BaseLoss):
     """Asymmetric squared error; predictions estimate expectiles.
 
@@ -53,7 +49,7 @@ class Expectile(BaseLoss):
 
     name = "expectile"
     options: ClassVar[tuple[str, ...]] = ("expectile",)
-    start = Start(of_rows=_from_mean, magnitude=_largest, scales=True)
+    start = Start(of_rows=_from_mean, magnitude=lambda _, spread: max(4.0 * spread * spread, 1e-200), scales=True)
 
     def __init__(self, expectile: float) -> None:
         self.level = expectile

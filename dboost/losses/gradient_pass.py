@@ -1,8 +1,9 @@
 """The pass over rows that depends on the loss: score update, gradient, Hessian and loss in one loop.
 
-A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type, or, if its
-gradients depend on several raw scores of a row, `output_terms`. Numba then compiles `update_gradients` for each loss that is
-used. Scores and gradients have the shape [n_outputs, n_rows].
+A built-in loss keeps its parameters in a named tuple of its own type (with an unused field if there are none, because Numba has
+no type of empty ones) and overloads `block_terms` for that type, or, if its gradients depend on several raw scores of a row,
+`output_terms`. Numba then compiles `update_gradients` for each loss that is used. Scores and gradients have the shape
+[n_outputs, n_rows].
 
 The gradients of a loss of groups depend on all rows of a group: for it a block is a group (`update_groups`).
 
