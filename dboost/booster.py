@@ -40,6 +40,7 @@ from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.params import (
+    Number,
     Parameters,
     accepts_names_of_intervals,
     accepts_names_of_predictions,
@@ -49,7 +50,7 @@ from dboost.params import (
 from dboost.params.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
-from dboost.session.warm_start import checked_decay, checked_source_name
+from dboost.session.warm_start import checked_source_name
 from dboost.training.fit import FitResult
 
 if TYPE_CHECKING:
@@ -778,7 +779,7 @@ class Booster:
         DataError
             If columns or target do not match the model, or a numeric feature holds an infinite value.
         """
-        decay, threads = checked_decay(decay), available_threads(n_threads)
+        decay, threads = Number(least=0.0, below=1.0).checked("decay", decay), available_threads(n_threads)
         if not is_dataset(data):
             offset = self._offset_of(data, offset)
         rows = input_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)

@@ -110,16 +110,16 @@ class Number(NamedTuple):
     def checked(self, name: str, value: Any) -> Any:
         if value is None and self.optional:
             return None
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
         if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
+            not is_number
             or not math.isfinite(value)
             or (self.least is not None and value < self.least)
             or (self.above is not None and value <= self.above)
             or value >= self.below
             or value > self.most
         ):
-            limits = f"at least {self.least:g}" if self.least is not None else f"greater than {self.above:g}"
+            limits = f"of at least {self.least:g}" if self.least is not None else f"greater than {self.above:g}"
             limits += f" and less than {self.below:g}" if self.below < math.inf else ""
             limits += f" and at most {self.most:g}" if self.most < math.inf else ""
             raise ParameterError(f"{name}={value!r} must be a number {limits}{' or None' if self.optional else ''}")
@@ -297,10 +297,7 @@ class EarlyStopping:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ParameterError(f"early_stopping: {name}={value!r:.60} must be a name or None")
-        delta = self.min_delta
-        if isinstance(delta, bool) or not isinstance(delta, Real) or not 0 <= delta < math.inf:
-            raise ParameterError(f"early_stopping: min_delta={delta!r} must be a number of at least 0")
-        object.__setattr__(self, "min_delta", float(delta))
+        object.__setattr__(self, "min_delta", Number(least=0.0).checked("early_stopping: min_delta", self.min_delta))
 
 
 def loss_names() -> tuple[str, ...]:

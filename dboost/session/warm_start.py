@@ -109,13 +109,6 @@ class WarmStart:
         return max_iter + self.n_earlier if self.is_new_source else max_iter
 
 
-def checked_decay(decay: Any) -> float:
-    """Return `decay`, the weight of the old leaf values, as a float; raise ParameterError if it is invalid."""
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
-        raise ParameterError(f"decay={decay!r} must be a number of at least 0 and below 1")
-    return float(decay)
-
-
 def keywords_for(model: Ensemble, keywords: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None = None) -> dict[str, Any]:
     """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options, and
     `multi_strategy` is by default that of the model.
