@@ -79,7 +79,9 @@ def fit(
     with (
         patch.object(Budget, "holds_rows", lambda *_: False),
         patch.object(training_rows, "blocks_that_stay", staying),
-        patch.object(training_rows, "trees_per_pass", (lambda *_: together) if together else training_rows.trees_per_pass),
+        patch.object(
+            training_rows, "most_trees_per_pass", (lambda *_: together) if together else training_rows.most_trees_per_pass
+        ),
         patch.object(BlockFile, "read", reads.method()),
     ):
         booster = dboost.fit(

@@ -163,7 +163,7 @@ class _Clock:
             ),
             (rounds_in_memory, "_add_up"): (
                 "histograms",
-                lambda rows, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.bin_layout.n_bins), 0),
+                lambda rows, records, ranges, nodes, *_: (_length(ranges, nodes) * len(shard.tree_layout.n_bins), 0),
             ),
             (rounds_in_memory, "_label"): (
                 "leaves",

@@ -20,7 +20,7 @@ from dboost.data.columns.labels import CONSTRAINTS
 from dboost.data.kinds.named_columns import columns_named, with_named_constraints
 from dboost.data.kinds.table_kinds import is_path, is_stored_table, is_stream, names_of_table
 from dboost.data.sources.row_filter import RowFilter
-from dboost.data.tables.open_table import read_table
+from dboost.data.tables.read_table import read_table
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.files.path_text import path_text

@@ -17,7 +17,7 @@ from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.stored_stream import columns_used, rereadable
-from dboost.data.tables.open_table import read_table
+from dboost.data.tables.read_table import read_table
 from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -99,7 +99,7 @@ class TableInput(GivenTable):
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
-                read = partial(read_table, self, request.reading, **like)
+                read = partial(read_table, self, request.read_options, **like)
                 return train(request, LocalBackend(read, request.n_threads))
             from dboost.cluster.training.cluster_fit import fit_on_cluster
 

@@ -252,7 +252,7 @@ class Simulated:
             message: SliceRound = arguments[0]
             assert holding._spec is not None
             n_nodes = sum(len(request.nodes) for request in message.requests.values())
-            n_bytes = 4 * n_nodes * holding._spec.shard_spec.n_channels * int(holding._spec.shard_spec.bin_layout.offset[-1])
+            n_bytes = 4 * n_nodes * holding._spec.shard_spec.n_channels * int(holding._spec.shard_spec.tree_layout.offset[-1])
             copied = (self.columns - 1.0) * n_bytes * self.costs.add
             return took + self._of_other_rows(holding, message.tasks, message.requests) + copied
         if method in (FeatureOwner.add_slices.__name__, FeatureOwner.search_slices.__name__):
@@ -520,7 +520,7 @@ class _Source(ReadTasks):
             (bundle,) = dask.get(self.graph | {"bundle": self.bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
             partitions = holding.loading.open(batch, plan, None, False, holding.n_threads)
-            n_rows = partitions.take(i, dask_collections.in_place(bundle, self.filled))
+            n_rows = partitions.read(i, dask_collections.in_place(bundle, self.filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.id)))
         return receipts
 

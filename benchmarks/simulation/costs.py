@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -19,7 +19,6 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.rows.shard import Shard
 from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
-from dboost.trees.fit_trees import GrownTree
 from dboost.trees.rounds_in_memory import RoundsInMemory
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
@@ -131,10 +130,6 @@ class _Clock(ShardedEngine):
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]
         self.engines.append(self)
-
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow one tree after the other."""
-        return map(self.grow_tree, tasks)
 
 
 _advance = TrainingRows.advance

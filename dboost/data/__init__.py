@@ -5,7 +5,7 @@ from dboost.data.columns.column import CategoryColumn, Column
 from dboost.data.columns.roles import RowRoles
 from dboost.data.kinds.predictor import feature_block
 from dboost.data.output.predict_io import predict_through
-from dboost.data.tables.open_table import ReadOptions, open_table
+from dboost.data.tables.read_table import ReadOptions, open_table
 from dboost.data.tables.table import Table
 
 __all__ = [

@@ -25,8 +25,7 @@ from dboost.booster import Booster, as_booster, trained
 from dboost.data.columns.read_plan import chosen_features
 from dboost.data.kinds.named_columns import with_named_constraints
 from dboost.data.kinds.predictions_like import NAME
-from dboost.data.kinds.table_kinds import is_dask, is_path, names_of_table
-from dboost.data.kinds.tables_in_memory import no_table
+from dboost.data.kinds.table_kinds import is_dask, is_path, names_of_table, no_table
 from dboost.dataset import Dataset
 from dboost.errors import ParameterError, warn
 from dboost.estimators.constructor import (

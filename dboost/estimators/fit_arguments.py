@@ -9,8 +9,7 @@ from sklearn.exceptions import DataConversionWarning
 
 from dboost._lazy_import import pd
 from dboost.data.columns.labels import Names
-from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
-from dboost.data.kinds.tables_in_memory import no_table
+from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table, no_table
 from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn

@@ -37,8 +37,7 @@ from dboost.cluster.client.client import client_for
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import sort_key
 from dboost.data.kinds.named_columns import column_named
-from dboost.data.kinds.table_kinds import is_dask, is_source
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, is_dask, is_source
 from dboost.display import number
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit

@@ -18,8 +18,7 @@ from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import matrix_of
 from dboost.data.columns.roles import n_columns_of
 from dboost.data.kinds.named_columns import column_named
-from dboost.data.kinds.table_kinds import in_parts
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, in_parts
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import on_partitions
 from dboost.model.data_summary import Summary

@@ -7,7 +7,7 @@ infinity; up to three edges, as of one-hot columns, are simply counted.
 Columns of float32 are compared with edges rounded down to float32, which gives the same codes: for a float32 x, ``x > edge``
 and ``x > largest float32 <= edge`` are the same test.
 
-**Proposed bins** follow from the Hessians of a feature's fine bins (see `trees.bin_proposal`). `quantile_fine_bins` is the
+**Proposed bins** follow from the Hessians of a feature's fine bins (see `rows.bin_proposal`). `quantile_fine_bins` is the
 rule: the same that proposes the bins of a whole table (`data.columns.binning`), in one pass over the fine bins. All
 masses are integers in float64, so the result does not depend on the order of additions.
 """

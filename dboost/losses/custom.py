@@ -242,31 +242,31 @@ _KNOWN: dict[str, type[Loss]] = {}
 
 @dataclass(frozen=True)
 class CustomTerms(LossTerms):
-    """The record of a loss whose functions are in NumPy: its methods are called for the rows."""
+    """A loss whose functions are in NumPy: its methods are called for the rows."""
 
     loss: Loss
 
-    def advance(self, rows: GradientPass) -> GradientStats:
-        fields, values, loss_unit, _, first, last, _ = rows
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
+        rows, values, loss_unit, _, first, last, _ = gradient_pass
         part = slice(first, last)
-        raw, y, hessians = fields.raw[:, part], fields.targets(first, last), fields.hessian
-        for scores, of_leaves, leaf in zip(raw, values, fields.leaf[:, part], strict=True):
+        raw, y, hessians = rows.raw[:, part], rows.targets(first, last), rows.hessian
+        for scores, of_leaves, leaf in zip(raw, values, rows.leaf[:, part], strict=True):
             scores += of_leaves[leaf]
         with np.errstate(all="ignore"):
             value, gradient, hessian = (
                 call_custom(self.loss, method, y, _scores(raw)) for method in ("value", "gradient", "hessian")
             )
-            if fields.weight is not None:
-                weight = fields.weight[part]
+            if rows.weight is not None:
+                weight = rows.weight[part]
                 value = value * weight
-                if fields.repeat_count is None:
+                if rows.repeat_count is None:
                     gradient, hessian = gradient * weight, hessian * weight
-            fields.gradient[:, part] = gradient
+            rows.gradient[:, part] = gradient
             if hessians is not None:
                 hessians[:, part] = np.maximum(hessian, 0.0)
             in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
         loss_sum = ExactSum.of(in_units, 1.0)
-        max_gradient = _largest(fields.gradient[:, part])
+        max_gradient = _largest(rows.gradient[:, part])
         max_hessian = np.ones(len(raw)) if hessians is None else _largest(hessians[:, part])
         return GradientStats(max_gradient, max_hessian, float(loss_sum.coarse), loss_sum.fine)
 

@@ -26,14 +26,14 @@ from dboost.losses.terms import GradientPass, LossTerms
 
 @dataclass(frozen=True)
 class PerOutputTerms(LossTerms):
-    """The records of all outputs, and the target column of each."""
+    """The terms of all outputs, and the target column of each."""
 
     parts: tuple[LossTerms, ...]
     columns: tuple[int, ...]
 
-    def advance(self, rows: GradientPass) -> GradientStats:
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
         columns = enumerate(zip(self.parts, self.columns, strict=True))
-        return GradientStats.of_outputs([part.advance(rows.of_output(k, column)) for k, (part, column) in columns])
+        return GradientStats.of_outputs([part.advance(gradient_pass.of_output(k, column)) for k, (part, column) in columns])
 
 
 def _of_output(rows: PartOfRows, output: int, column: int, part: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
 """Gradients along a direction, by which trees of several outputs are grown.
 
-`ProjectedTerms` is the record of a loss for such a fit: after the pass that computes the gradients of all outputs, `project`
+`ProjectedTerms` are the terms of a loss for such a fit: after the pass that computes the gradients of all outputs, `project`
 adds up one gradient and one Hessian per row from them.
 """
 
@@ -20,23 +20,23 @@ from dboost.losses.terms import GradientPass, LossTerms
 
 @dataclass(frozen=True, eq=False)
 class ProjectedTerms(LossTerms):
-    """The record of a loss, and the direction of the next tree."""
+    """The terms of a loss, and the direction of the next tree."""
 
     terms: LossTerms
     direction: np.ndarray  # float32[n_outputs]
     of_classes: bool  # see `BaseLoss.has_classes`
     has_direction: ClassVar[bool] = True
 
-    def advance(self, rows: GradientPass) -> GradientStats:
-        fields, first, last = rows.rows, rows.first, rows.last
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
+        rows, first, last = gradient_pass.rows, gradient_pass.first, gradient_pass.last
         if self.keeps_gradients:
-            none = np.zeros(fields.n_outputs)
+            none = np.zeros(rows.n_outputs)
             stats = GradientStats(none, none, 0.0, 0.0)
         else:
-            stats = self.terms.advance(rows)
-        gradient, hessian = or_empty(fields.split_gradient, "float32"), or_empty(fields.split_hessian, "float32")
-        maxima = project(fields.for_kernel, self, gradient, hessian, first, last)
-        if fields.split_hessian is None:
+            stats = self.terms.advance(gradient_pass)
+        gradient, hessian = or_empty(rows.split_gradient, "float32"), or_empty(rows.split_hessian, "float32")
+        maxima = project(rows.for_kernel, self, gradient, hessian, first, last)
+        if rows.split_hessian is None:
             maxima[1] = 1.0
         return replace(stats, max_split=maxima)
 

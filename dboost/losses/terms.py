@@ -1,12 +1,12 @@
-"""What the pass over rows between two iterations computes: the records that stand for a loss in it.
+"""What the pass over rows between two iterations computes, by loss.
 
-A fit sends every session a record of its loss, `LossTerms`, and the values of the last trees. The record adds the values to the
-scores of some rows and computes their gradients, Hessians and loss: `LossTerms.advance`. There are five kinds:
+A fit sends every session the `LossTerms` of its loss, and the values of the last trees. The terms add the values to the scores
+of some rows and compute their gradients, Hessians and loss: `LossTerms.advance`. There are five kinds:
 
 * `KernelTerms`, of a loss with a compiled function (`losses.gradient_pass`);
 * `GroupTerms`, of such a loss whose gradients depend on the other rows of a group;
 * `CustomTerms` (`losses.custom`), whose functions are in NumPy;
-* `PerOutputTerms` (`losses.per_output`), one record for each output;
+* `PerOutputTerms` (`losses.per_output`), the terms of each output;
 * `ProjectedTerms` (`losses.projection`), which also computes the derivatives along the direction of a tree of all outputs.
 """
 
@@ -114,7 +114,7 @@ class GradientPass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms:
-    """The record of a loss for passes over rows. It is sent to sessions with every pass, so it is small."""
+    """What passes over rows need of a loss. It is sent to sessions with every pass, so it is small."""
 
     counts_influence: bool = False  # whether the pass adds up the influences of rows, see `GradientStats.influence`
     #: Whether the gradients of all outputs are those of the present scores already: only the direction of a tree is new.
@@ -122,41 +122,41 @@ class LossTerms:
     #: Whether derivatives along the direction of the next tree are computed, too.
     has_direction: ClassVar[bool] = False
 
-    def advance(self, rows: GradientPass) -> GradientStats:
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
         """Add leaf values to the scores of rows, and compute their gradients, Hessians and loss."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class KernelTerms(LossTerms):
-    """The record of a loss with a compiled function."""
+    """A loss with a compiled function."""
 
-    record: Any  # the `NamedTuple` for which the loss overloads `block_terms` or `output_terms`
+    parameters: Any  # the `NamedTuple` for which the loss overloads `block_terms` or `output_terms`
 
-    def advance(self, rows: GradientPass) -> GradientStats:
-        fields, values, loss_unit, scratch, first, last, counts_influence = rows
-        influence = np.zeros((fields.n_outputs, LANES, N_DIGITS), np.int64) if counts_influence else None
-        totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
-        update_gradients(self.record, fields.for_kernel, values, first, last, loss_unit, scratch, totals, influence)
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
+        rows, values, loss_unit, scratch, first, last, counts_influence = gradient_pass
+        influence = np.zeros((rows.n_outputs, LANES, N_DIGITS), np.int64) if counts_influence else None
+        totals = PassTotals(np.zeros(2), np.zeros((2, rows.n_outputs), np.int32))
+        update_gradients(self.parameters, rows.for_kernel, values, first, last, loss_unit, scratch, totals, influence)
         by_digit = None if influence is None else influence.sum(axis=1)
-        return _stats_of(fields, totals, by_digit)
+        return _stats_of(rows, totals, by_digit)
 
 
 @dataclass(frozen=True)
 class GroupTerms(LossTerms):
-    """The record of a loss of groups with a compiled function. Passes are over whole groups."""
+    """A loss of groups with a compiled function. Passes are over whole groups."""
 
-    record: Any  # see `KernelTerms`
+    parameters: Any  # see `KernelTerms`
 
-    def advance(self, rows: GradientPass) -> GradientStats:
-        fields, values, loss_unit, scratch, first, last, _ = rows
-        assert fields.group_ends is not None
-        ends = fields.group_ends[slice(*np.searchsorted(fields.group_ends, (first, last), "right"))]
+    def advance(self, gradient_pass: GradientPass) -> GradientStats:
+        rows, values, loss_unit, scratch, first, last, _ = gradient_pass
+        assert rows.group_ends is not None
+        ends = rows.group_ends[slice(*np.searchsorted(rows.group_ends, (first, last), "right"))]
         longest = int(np.diff(ends, prepend=first).max(initial=0))
         scratch = scratch if longest <= BLOCK else new_pass_scratch(longest)
-        totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
-        update_groups(self.record, fields.for_kernel, values, first, ends, loss_unit, scratch, totals)
-        return _stats_of(fields, totals, None)
+        totals = PassTotals(np.zeros(2), np.zeros((2, rows.n_outputs), np.int32))
+        update_groups(self.parameters, rows.for_kernel, values, first, ends, loss_unit, scratch, totals)
+        return _stats_of(rows, totals, None)
 
 
 def _stats_of(rows: LossRows, totals: PassTotals, by_digit: np.ndarray | None) -> GradientStats:

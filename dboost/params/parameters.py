@@ -514,7 +514,7 @@ class Parameters:
         "global",
         Choice("global", "tree", "node", "exact"),
         "When split candidates are proposed: once, for every tree weighted by the Hessians of its rows, after every split by "
-        "those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.trees.bin_proposal`.",
+        "those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.rows.bin_proposal`.",
     )
     max_bins: int = _parameter(255, Integer(2, 255), "Bins of a numeric feature, without the one for missing values.")
     categorical_smoothing: float = _parameter(10.0, Number(least=0.0), "Added to Hessian sums when categories are sorted.")

@@ -38,7 +38,7 @@ from dboost._lazy_import import pa
 from dboost.data import CategoryColumn, Column, ReadOptions, RowRoles, Table
 from dboost.data.columns.chunk import BinnedPartition
 from dboost.data.columns.roles import ROLES, n_columns_of
-from dboost.data.tables.open_table import open_binned
+from dboost.data.tables.read_table import open_binned
 from dboost.errors import DataError, DBoostError, ModelFileError, reason, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.files.filesystem import filesystem_of, has_query
@@ -128,7 +128,7 @@ class StoredDataset(BinnedRows):
         return [function(partition, argument) for partition, argument in zip(self.partitions(), arguments, strict=True)]
 
     def fit(self, request: FitRequest) -> FitResult:
-        options = None if request.budget is None else request.reading
+        options = None if request.budget is None else request.read_options
         return train(replace(request, binned=self.data), self._backend(request.n_threads, options))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:

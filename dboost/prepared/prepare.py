@@ -71,13 +71,13 @@ class TableInBins:
 
 
 @contextmanager
-def table_in_bins(open_table: Callable[..., Table], request: FitRequest) -> Iterator[TableInBins]:
+def table_in_bins(read_table: Callable[..., Table], request: FitRequest) -> Iterator[TableInBins]:
     """Read a table in this process, and propose its split points.
 
-    open_table : reads it, given options and keywords for the features of a model (`data.tables.open_table.read_table`).
+    read_table : reads it, given options and keywords for the features of a model (`data.tables.read_table.read_table`).
     """
-    options = replace(request.reading, spool_roles=True)
-    backend = LocalBackend(partial(open_table, options, **request.warm_start.like), request.n_threads)
+    options = replace(request.read_options, spool_roles=True)
+    backend = LocalBackend(partial(read_table, options, **request.warm_start.like), request.n_threads)
     parameters, progress = request.parameters, request.progress
     with interruptible_reading(), closing(backend):
         progress.phase("reading the data")
@@ -97,7 +97,7 @@ def described(binning: Binning, named: bool, samples: Sequence[tuple[np.ndarray,
 
 
 def write_dataset(
-    root: str, lease: Lease, open_table: Callable[..., Table], request: FitRequest, settings: dict[str, Any]
+    root: str, lease: Lease, read_table: Callable[..., Table], request: FitRequest, settings: dict[str, Any]
 ) -> StoredDataset:
     """Read a table, and write its bins.
 
@@ -107,7 +107,7 @@ def write_dataset(
         A folder or URL.
     lease : Lease
         Of the folder, see `dataset_files.preparing`.
-    open_table, request
+    read_table, request
         See `table_in_bins`.
     settings : dict
         The keywords of `dboost.prepare` that shape the data, as JSON.
@@ -116,7 +116,7 @@ def write_dataset(
     parts: list[PartFile] = []
     samples: list[tuple[np.ndarray, Column]] = []
     try:
-        with table_in_bins(open_table, request) as rows:
+        with table_in_bins(read_table, request) as rows:
             n_done = 0
             for partition in rows.partitions(rows.rows_of_part):
                 assert partition.sample is not None

@@ -98,18 +98,18 @@ def _columns_of(matrix: np.ndarray, rows: np.ndarray, columns_read: slice, n_thr
 
 
 def encode_table(
-    table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, n_rows: int = 0
+    table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, room: int = 0
 ) -> BinnedColumns:
     """Return the codes of all rows, or of the kept ones.
 
-    n_rows : of which the codes get room at least; default only of these.
+    room : number of rows that the arrays have room for at least; default only these.
 
     Raises
     ------
     DataError
         When a numeric feature holds an infinite value, naming column and row.
     """
-    codes = empty_binned_columns(layout, max(table.n_rows if kept is None else len(kept), n_rows))
+    codes = empty_binned_columns(layout, max(table.n_rows if kept is None else len(kept), room))
     position = start = 0
     with ThreadPoolExecutor(n_threads) as pool:
         encoder = Encoder(binning, codes, pool, n_threads)

@@ -37,7 +37,7 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossRows, LossTerms
 from dboost.rows.row_groups import ends_of, next_ends
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
-from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
+from dboost.rows.shard_spec import MOST_JOINT_CODES, NARROW_BINS, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.tuning import tuning
 
 
@@ -277,7 +277,7 @@ class Shard:
         segments: RowSegments | None = None,
     ) -> None:
         self.fields, self.spec, self.segments = fields, spec, segments
-        self.layout, self.bin_layout = spec.layout, spec.bin_layout
+        self.layout, self.tree_layout = spec.layout, spec.tree_layout
         self.weight, self.repeat_count = fields.get("weight"), fields.get("repeat_count")
         self.raw, self.gradient = fields["raw"], fields["gradient"]
         #: Of each output; those of one tree are the same memory.
@@ -338,17 +338,17 @@ class Shard:
         return codes_of(self.tiles, self.fields.get("wide"), self.layout)
 
     @cached_property
-    def bins(self) -> BinnedColumns:
+    def tree_codes(self) -> BinnedColumns:
         """Codes, by columns, of the bins that trees grow by: `codes`, unless bins are proposed for each tree."""
         if not self.spec.has_tree_bins:
             return self.codes
-        return columns_among(self.fields, self.bin_layout, "tree_")
+        return columns_among(self.fields, self.tree_layout, "tree_")
 
     @property
-    def wide_bins(self) -> np.ndarray:
-        """The two-byte columns of `bins`, which are not in tiles: uint16[n_wide, n_rows]."""
-        bins = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
-        return np.empty((0, self.n_rows), np.uint16) if bins is None else bins
+    def wide_tree_codes(self) -> np.ndarray:
+        """The two-byte columns of `tree_codes`, which are not in tiles: uint16[n_wide, n_rows]."""
+        wide = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
+        return np.empty((0, self.n_rows), np.uint16) if wide is None else wide
 
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
         """Return the rows of this shard that take part in a tree, ascending (int64); None for all that are trained on. See
@@ -414,7 +414,7 @@ class Shard:
     @cached_property
     def histogram_rows(self) -> HistogramRows:
         """What the rows add to histograms."""
-        return HistogramRows(self.tiles, self.wide_bins, or_empty(self.repeat_count, "uint8"))
+        return HistogramRows(self.tiles, self.wide_tree_codes, or_empty(self.repeat_count, "uint8"))
 
     @cached_property
     def loss_rows(self) -> LossRows:
@@ -433,7 +433,7 @@ class Shard:
             self.group_ends if spec.keeps_groups else None,
         )
 
-    def gradient_pass(self, terms: LossTerms, values: np.ndarray, scratch: PassScratch, first: int, last: int) -> GradientPass:
+    def gradient_pass(self, values: np.ndarray, terms: LossTerms, scratch: PassScratch, first: int, last: int) -> GradientPass:
         """Return the pass that adds leaf values to the scores of rows first…last-1, and computes gradients, Hessians and loss.
 
         values : float64[n_outputs, n_leaves], leaf values of each output's last tree.
@@ -442,7 +442,7 @@ class Shard:
 
     def with_noise(self, stats: GradientStats, first: int, last: int) -> GradientStats:
         """Return the statistics of a pass over rows first…last-1 with what the noise of each tree's gradients follows from."""
-        return replace(stats, noise=tuple(self._noise(tree, first, last) for tree in range(self.spec.n_trees)))
+        return replace(stats, noise=tuple(self._noise(tree, first, last) for tree in range(self.spec.trees_per_iteration)))
 
     def _noise(self, tree: int, first: int, last: int) -> GradientNoise:
         """Return what the noise of a tree's gradients follows from, of all rows, also those that a sample leaves out."""
@@ -453,9 +453,9 @@ class Shard:
         return noise_of(gradient[rows], changes, or_empty(self.repeat_count, "uint8")[rows])
 
     def fill_tiles(self, first: int, last: int) -> None:
-        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
+        """Copy the `tree_codes` of rows first…last-1 into tiles, the histogram kernel's memory order."""
         as_bytes = self.tiles.view(np.uint8)
-        fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+        fill_tiles(self.tree_codes.narrow, self.tree_layout, self.tree_codes.row_of, first, last, as_bytes)
 
 
 def _same_for(n_outputs: int, leaf: np.ndarray) -> np.ndarray:
@@ -465,7 +465,7 @@ def _same_for(n_outputs: int, leaf: np.ndarray) -> np.ndarray:
 
 def spec_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec) -> ShardSpec:
     """Return the specification of rows in memory with these fields, of which the tiles may have fewer columns."""
-    return spec if spec.has_tree_bins else replace(spec, bin_layout=_closest_layout(fields["narrow"], spec.bin_layout))
+    return spec if spec.has_tree_bins else replace(spec, tree_layout=_closest_layout(fields["narrow"], spec.tree_layout))
 
 
 def _closest_layout(narrow: np.ndarray, layout: BinLayout) -> BinLayout:
@@ -476,7 +476,7 @@ def _closest_layout(narrow: np.ndarray, layout: BinLayout) -> BinLayout:
     narrow : uint8[n_narrow, n_rows], their one-byte codes by columns.
     """
     has_missing, row_of = np.ones(len(layout.n_bins), bool), code_rows(layout)
-    for feature in np.flatnonzero(layout.n_bins <= SHARED_CODES).tolist():
+    for feature in np.flatnonzero(layout.n_bins <= MOST_JOINT_CODES).tolist():
         has_missing[feature] = narrow.shape[1] == 0 or bool(narrow[row_of[feature]].max() == layout.n_bins[feature])
     return layout if has_missing.all() else plan_layout(layout.n_bins, layout.is_categorical, has_missing)
 

@@ -26,8 +26,8 @@ from dboost.tuning import tuning
 _BLOCK_BYTES = 4 * 2**20
 #: There are at least this many blocks, as long as each has at least this many rows.
 _LEAST_BLOCKS, _LEAST_ROWS = 16, 1024
-#: Slots of a growing tree for each leaf of the final tree, see `trees.tree_growth.MOST_OPENED`.
-_SLOTS_PER_LEAF = 5
+#: Speculative splits of a growing tree for each leaf of the final tree, see `trees.tree_growth`.
+MOST_OPENED = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class ShardSpec:
     """The properties of a shard, apart from its rows."""
 
     layout: BinLayout  # of the bins that rows are encoded by and that finished trees refer to
-    bin_layout: BinLayout  # of the bins that trees grow by; differs from `layout` if bins are proposed for each tree
+    tree_layout: BinLayout  # of the bins that trees grow by: `layout`, unless bins are proposed for each tree
     max_leaves: int
     n_outputs: int = 1
     width: int = 1  # values per leaf: 1, or n_outputs, then one tree grows by gradients along a direction
@@ -64,12 +64,11 @@ class ShardSpec:
 
     @property
     def leaf_type(self) -> str:
-        """The type of a streamed row's slot while a tree grows; speculation needs more slots than there are leaves."""
-        return leaf_type_for(self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1))
+        """The type of a streamed row's slot while a tree grows: each leaf, and each speculative split, has one."""
+        return leaf_type_for(self.max_leaves * (1 + MOST_OPENED if self.speculates else 1))
 
     @property
-    def n_trees(self) -> int:
-        """Number of trees of an iteration."""
+    def trees_per_iteration(self) -> int:
         return self.n_outputs // self.width
 
     @property
@@ -80,12 +79,12 @@ class ShardSpec:
     @property
     def has_tree_bins(self) -> bool:
         """Whether trees grow by bins of their own, which are proposed for each tree from the bins of `layout`."""
-        return self.bin_layout is not self.layout and bool((self.bin_layout.n_bins != self.layout.n_bins).any())
+        return self.tree_layout is not self.layout and bool((self.tree_layout.n_bins != self.layout.n_bins).any())
 
     @property
     def is_identity_bin_map(self) -> np.ndarray:
         """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
-        return self.bin_layout.n_bins == self.layout.n_bins
+        return self.tree_layout.n_bins == self.layout.n_bins
 
     @property
     def node_bytes(self) -> int:
@@ -96,8 +95,8 @@ class ShardSpec:
         """Return the fields of training rows; in memory these have their codes by columns, too."""
         codes = code_fields(self.layout)
         if in_memory:
-            codes = [*column_fields(self.layout), *code_fields(self.bin_layout)[:1]]
-            codes += column_fields(self.bin_layout, "tree_") if self.has_tree_bins else []
+            codes = [*column_fields(self.layout), *code_fields(self.tree_layout)[:1]]
+            codes += column_fields(self.tree_layout, "tree_") if self.has_tree_bins else []
         return [
             FieldGroup("codes", codes, sealed=True),
             FieldGroup("rows", self._row_fields(self.target_type if in_memory else "<f8"), sealed=True),
@@ -119,7 +118,7 @@ class ShardSpec:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
         all."""
         outputs = (self.n_outputs,)
-        leaf = Field("leaf", leaf_type_for(self.max_leaves) if in_memory else self.leaf_type, (self.n_trees,))
+        leaf = Field("leaf", leaf_type_for(self.max_leaves) if in_memory else self.leaf_type, (self.trees_per_iteration,))
         fields = [Field("raw", "<f8", outputs), leaf, Field("gradient", "<f4", outputs)]
         if self.width > 1:
             fields.insert(1, fields.pop())
@@ -138,7 +137,7 @@ class ShardSpec:
 
     def sum_fields(self) -> list[Field]:
         """Return the sums of the trees of a forest by row, and their number."""
-        return [Field("tree_sum", "<f8", (self.n_outputs,)), Field("n_trees", "<i4")] if self.averages else []
+        return [Field("tree_sum", "<f8", (self.n_outputs,)), Field("n_summed", "<i4")] if self.averages else []
 
     def constant_state(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the fields of the state that follow from the weights (float64[n]) and stay constant; shape : of raw scores."""
@@ -209,8 +208,8 @@ def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
     return rows
 
 
-#: Features of at most this many codes share a column.
-SHARED_CODES = 16
+#: Features of at most this many codes share a column, as joint codes.
+MOST_JOINT_CODES = 16
 #: Value bins that fit in one byte beside "missing".
 NARROW_BINS = 255
 
@@ -229,7 +228,7 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray, has_missing: np.
     n_buckets = np.asarray(n_bins, np.int64) + 1
     n_codes = n_buckets if has_missing is None else n_buckets - ~np.asarray(has_missing, bool)
     wide = [int(f) for f in np.flatnonzero(n_bins > NARROW_BINS)]
-    shared = _share_columns([int(f) for f in np.flatnonzero(n_codes <= SHARED_CODES)], n_codes)
+    shared = _share_columns([int(f) for f in np.flatnonzero(n_codes <= MOST_JOINT_CODES)], n_codes)
     in_shared = {f for group in shared for f in group}
     alone = [[f] for f in range(len(n_codes)) if f not in in_shared and f not in set(wide)]
     tiled = alone + shared

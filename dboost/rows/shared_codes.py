@@ -65,7 +65,7 @@ class SharedCodes:
         codes_by_name = {"narrow": codes.narrow, "wide": codes.wide}
         own_spec = spec_in_memory(codes_by_name, spec)
         self.fields = RowStore(own_spec.field_groups(in_memory=True)[:1], [codes.n_rows], arrays=codes_by_name).load()
-        as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own_spec.bin_layout, codes.row_of
+        as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own_spec.tree_layout, codes.row_of
         in_ranges(lambda *row_range: fill_tiles(codes.narrow, layout, row_of, *row_range, as_bytes), codes.n_rows, n_threads)
         self.building = Lock()
         #: Values of rows that folds share, by name, and whether those of a part are known, bool[n_parts].

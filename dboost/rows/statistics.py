@@ -13,7 +13,7 @@ tree grown last, with the scores before that tree, over the rows that took part 
 
 *Line search.* `line_slopes` computes derivatives of the loss for a step along a whole tree.
 
-*Fine bins.* `fine_bin_hessians` adds up Hessians by fine bin (see `trees.bin_proposal`).
+*Fine bins.* `fine_bin_hessians` adds up Hessians by fine bin (see `rows.bin_proposal`).
 
 *Fingerprint.* `row_fingerprint` computes a few numbers that distinguish rows from other rows, however they are divided. Every
 row has a random number of 64 bits that follows from its global number. The codes of each feature are added up, each times its

@@ -108,7 +108,7 @@ class Backend(Protocol):
     def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Add leaf values (float64[n_outputs, n_leaves]) of the last trees to the scores; compute gradients, Hessians and loss.
 
-        terms : the loss's record for kernels.
+        terms : of the loss.
         """
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:

@@ -103,7 +103,7 @@ def rows_in_memory(
         shard.fields[name][...] = values
     if spec.has_tree_bins:
         for feature in np.flatnonzero(spec.is_identity_bin_map).tolist():
-            shard.bins.of(feature)[:] = shard.codes.of(feature)
+            shard.tree_codes.of(feature)[:] = shard.codes.of(feature)
     if "tiles" not in fields:
         if spread is None:
             shard.fill_tiles(0, n_rows)

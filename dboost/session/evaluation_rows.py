@@ -26,7 +26,7 @@ import numpy as np
 
 from dboost.data import ReadOptions
 from dboost.data.tables.eval_tables import named_in_messages
-from dboost.data.tables.open_table import read_table
+from dboost.data.tables.read_table import read_table
 from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
@@ -168,11 +168,11 @@ class EvaluationRows:
         self._copy("saved", "raw")
         self.n_trees = self.n_saved
 
-    def _copy(self, source: str, target: str) -> None:
+    def _copy(self, old: str, new: str) -> None:
         def copy(fields: dict[str, np.ndarray], first: int, last: int, _: int) -> None:
-            fields[target][..., first:last] = fields[source][..., first:last]
+            fields[new][..., first:last] = fields[old][..., first:last]
 
-        self.shares.map(copy, lambda k: self.shares.walk(k, [source], [target]))
+        self.shares.map(copy, lambda k: self.shares.walk(k, [old], [new]))
 
     def catch_up(self, first: int, trees: Sequence[FitTree], mark: int, n_cuts: int) -> bool:
         """Add the trees that the scores lack; return False if they lack trees before number `first`.
@@ -306,7 +306,7 @@ class SessionEvalSets:
         """
         options = ReadOptions(self._team.n_threads)
         if budget is not None:
-            options = replace(budget.reading, limit=None)  # of the training rows
+            options = replace(budget.read_options, limit=None)  # of the training rows
         with named_in_messages(eval_table.name), read_table(eval_table, options, like=spec.binning.features) as table:
             rows = StartingRows(table, lambda k: encode_chunk(table, k, spec.target))
             self.add(eval_table.name, rows, spec, budget, with_block=with_block)
@@ -362,11 +362,11 @@ class SessionEvalSets:
             self.names.append(name)
         self._parts.setdefault(name, []).append(part)
 
-    def take(self, batch: str) -> list[EncodedEvalRows]:
+    def hand_over(self, batch: str) -> list[EncodedEvalRows]:
         """Return the rows of a batch for another session, before trees are added to their scores, and drop them."""
-        taken = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+        encoded = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
         self.keep_only(batch, ())
-        return taken
+        return encoded
 
     def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
         """Add rows that another session has encoded, in memory."""

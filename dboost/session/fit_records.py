@@ -161,7 +161,7 @@ class Advance(NamedTuple):
     """A call of `advance`."""
 
     number: int  # from 0
-    terms: LossTerms  # the loss's record
+    terms: LossTerms  # of the loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
+from typing import Generic, TypeVar
 
 from dboost.errors import ParameterError
 from dboost.rows.shard import Shard
@@ -29,8 +30,9 @@ from dboost.tuning import tuning
 class Grower:
     """Grows trees on the rows of a batch."""
 
-    #: Grows the whole trees of an iteration, each when it is requested. None if trees grow in rounds only.
-    grow_trees: Callable[[Sequence[TreeTask]], Iterator[GrownTree]] | None = None
+    def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
+        """Return the whole trees of an iteration, which grow when they are requested; None if trees grow in rounds only."""
+        return None
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees of different outputs that grow in rounds; earlier trees are dropped."""
@@ -47,30 +49,25 @@ class Grower:
         """Release the buffers."""
 
 
-class MemoryGrower(Grower):
-    """Grows trees of rows in memory: whole trees in one compiled call, or in rounds, in which each thread has a share.
+Share = TypeVar("Share", RoundsInMemory, RoundsInFiles)
+
+
+class CpuGrower(Grower, Generic[Share]):
+    """Grows trees in rounds, in which each thread has a share of the rows.
 
     rows : TrainingRows
-    shard : Shard
-        `TrainingRows.shard`.
     """
 
-    def __init__(self, rows: GrowerRows, shard: Shard) -> None:
-        self._rows, self._shard, self.whole = rows, shard, WholeTrees(rows, shard)
-        self.grow_trees = self.whole.grow_trees
+    def __init__(self, rows: GrowerRows) -> None:
+        self._rows = rows
 
     @cached_property
-    def by_thread(self) -> list[RoundsInMemory]:
-        """Grow trees in rounds on the share of each thread."""
-        n_shares = self._rows.shares.n
-        return [RoundsInMemory(self._shard, k, n_shares) for k in range(n_shares)]
+    def by_thread(self) -> list[Share]:
+        """The share of each thread."""
+        return [self._share(k) for k in range(self._rows.shares.n)]
 
-    def begin(self, tasks: Sequence[TreeTask]) -> None:
-        rows, by_thread = self._rows, self.by_thread
-        rows.route_excluded()
-        sampled = [self._shard.grown_rows(*task.row_subset) for task in tasks]
-        rows.merge_bins(tasks)
-        rows.shares.run(lambda k: by_thread[k].begin(tasks, sampled))
+    def _share(self, k: int) -> Share:
+        raise NotImplementedError
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         by_thread = self.by_thread
@@ -81,29 +78,44 @@ class MemoryGrower(Grower):
             share.close()
 
 
-class FileGrower(Grower):
-    """Grows trees of rows in files, in rounds. Each thread has a share of the blocks.
+class MemoryGrower(CpuGrower[RoundsInMemory]):
+    """Grows trees of rows in memory: also whole trees, in one compiled call each.
 
-    rows : TrainingRows
+    shard : Shard
+        `TrainingRows.shard`.
     """
 
-    def __init__(self, rows: GrowerRows) -> None:
-        self._rows, self.by_thread = rows, [RoundsInFiles(rows, k, rows.n_trees) for k in range(rows.shares.n)]
+    def __init__(self, rows: GrowerRows, shard: Shard) -> None:
+        super().__init__(rows)
+        self._shard, self.whole = shard, WholeTrees(rows, shard)
+
+    def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        return map(self.whole.grow_tree, tasks)
+
+    def _share(self, k: int) -> RoundsInMemory:
+        return RoundsInMemory(self._shard, k, self._rows.shares.n)
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
-        self._rows.shares.run(lambda k: self.by_thread[k].begin(tasks))
+        rows, by_thread = self._rows, self.by_thread
+        rows.route_excluded()
+        sampled = [self._shard.grown_rows(*task.row_subset) for task in tasks]
+        rows.merge_bins(tasks)
+        rows.shares.run(lambda k: by_thread[k].begin(tasks, sampled))
+
+
+class FileGrower(CpuGrower[RoundsInFiles]):
+    """Grows trees of rows in files, each thread on a share of the blocks."""
+
+    def _share(self, k: int) -> RoundsInFiles:
+        return RoundsInFiles(self._rows, k)
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        by_thread = self.by_thread
+        self._rows.shares.run(lambda k: by_thread[k].begin(tasks))
 
     def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
         for share in self.by_thread:
             share.begin_round(requests)
-
-    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
-        by_thread = self.by_thread
-        return reduce(RoundHistograms.merge, self._rows.shares.run(lambda k: by_thread[k].sum_histograms(output, request)))
-
-    def close(self) -> None:
-        for share in self.by_thread:
-            share.close()
 
 
 def _on_cpu(rows: GrowerRows) -> Grower:

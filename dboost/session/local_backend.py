@@ -41,7 +41,7 @@ class LocalBackend:
 
     Parameters
     ----------
-    open_table : callable
+    read_table : callable
         Reads the table.
     n_threads : int
     is_shared : bool, default False
@@ -55,8 +55,8 @@ class LocalBackend:
     spec: BuildSpec
     trees: TreesSoFar
 
-    def __init__(self, open_table: Callable[[], Table], n_threads: int, *, is_shared: bool = False) -> None:
-        self._open_table, self._n_threads, self._is_shared = open_table, n_threads, is_shared
+    def __init__(self, read_table: Callable[[], Table], n_threads: int, *, is_shared: bool = False) -> None:
+        self._read_table, self._n_threads, self._is_shared = read_table, n_threads, is_shared
         self._resources = ExitStack()  # released by `close`
         self._applied = -1  # number of the last `advance`
         self._n_iterations_sent = 0  # iterations that the session has received
@@ -64,7 +64,7 @@ class LocalBackend:
     # The table.
 
     def load(self) -> tuple[Feature, ...]:
-        table = self.table = self._open_table()
+        table = self.table = self._read_table()
         self.session = Session(self._n_threads, team=team_for(table.n_rows, len(table.features), self._n_threads))
         self._resources.callback(self.session.close)
         self.session.adopt(BATCH, table, closes=not self._is_shared)
@@ -132,7 +132,7 @@ class LocalBackend:
         self.trees.apply()
         stats: list[GradientStats] = []
         for rows in self.session.trained:
-            stats.append(rows.advance(self._applied, terms, values))
+            stats.append(rows.advance(self._applied, values, terms))
         return reduce(GradientStats.merge, stats)
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
@@ -141,11 +141,11 @@ class LocalBackend:
         return map(self.trees.add, self._grow_in_rounds(tasks) if trees is None else trees)
 
     def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        spec, (n_leaves, n_trees) = self.spec.shard_spec, self.session.pass_width
-        for first in range(0, len(tasks), n_trees):
-            tasks_together = tuple(tasks[first : first + n_trees])
-            order = GrowOrder(tasks_together, spec.bin_layout, spec.is_identity_bin_map, self.n_rows, n_leaves)
-            yield from self._rounds.grow_trees(self._begin, order)
+        spec, (n_leaves, trees_per_pass) = self.spec.shard_spec, self.session.pass_width
+        for first in range(0, len(tasks), trees_per_pass):
+            tasks_together = tuple(tasks[first : first + trees_per_pass])
+            order = GrowOrder(tasks_together, spec.tree_layout, spec.is_identity_bin_map, self.n_rows, n_leaves)
+            yield from self._rounds.grow(self._begin, order)
 
     @cached_property
     def _rounds(self) -> TreeRounds:

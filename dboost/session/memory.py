@@ -47,8 +47,7 @@ from dboost.data import ReadOptions
 from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.rows.row_store import RowStore
-from dboost.rows.shard_spec import NARROW_BINS, ShardSpec, plan_layout
-from dboost.trees.tree_growth import MOST_OPENED
+from dboost.rows.shard_spec import MOST_OPENED, NARROW_BINS, ShardSpec, plan_layout
 from dboost.tuning import tuning
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -160,8 +159,8 @@ class Budget:
         return format_bytes(self.limit)
 
     @property
-    def reading(self) -> ReadOptions:
-        """Options of `open_table`: it reads one partition at a time."""
+    def read_options(self) -> ReadOptions:
+        """Options of `read_table`: it reads one partition at a time."""
         return ReadOptions(1, self.retained, self.chunk, spool_roles=True, limit=self)
 
     @property
@@ -346,9 +345,9 @@ def tree_bytes(spec: ShardSpec, width: int, n_threads: int) -> int:
     return kept + width * each
 
 
-def trees_per_pass(spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
+def most_trees_per_pass(spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
     """Return how many trees of an iteration may grow in the same passes, with `n_bytes` of memory for histograms."""
-    return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.n_trees, tuning().trees_per_pass)
+    return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.trees_per_iteration, tuning().trees_per_pass)
 
 
 def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:

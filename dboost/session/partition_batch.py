@@ -74,7 +74,7 @@ class PartitionBatch:
         self._trim_counter = TrimCounter()
         self._scanned: _Scanned | None = None
 
-    def take(self, i: int, bundle: tuple[Any, dict[str, Any]], is_persisted: bool = False) -> int:
+    def read(self, i: int, bundle: tuple[Any, dict[str, Any]], is_persisted: bool = False) -> int:
         """Read partition `i`, and return its number of rows; called by loading tasks, several at a time.
 
         bundle : the partition, and roles that are not columns of it, by name.
@@ -84,15 +84,15 @@ class PartitionBatch:
             with self._lock:
                 known = self._stored.get(i)
             if known is None:  # Dask may run a task twice
-                known = self._reader.take_partition(i, *bundle, is_persisted)
+                known = self._reader.read_partition(i, *bundle, is_persisted)
                 with self._lock:
                     self._stored[i] = known
                 self._trim_counter.add(self._spool.n_bytes(i))
             return rows_in(known)
 
-    def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
+    def add_slice(self, i: int, chunk: Chunk, number: int) -> None:
         """Add a slice of partition `i` that another worker has read. Slices must be added in order."""
-        piece = self._reader.take_slice(i, chunk, number)
+        piece = self._reader.add_slice(i, chunk, number)
         with self._lock:
             self._stored[i] = (*(self._stored[i] if number else ()), piece)
 

@@ -192,8 +192,8 @@ class Session:
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
-            source = self.loading.batch(batch)
-            self._rows[batch] = TableRows(source.table(features, named), self.n_threads, source, self._n_growing)
+            origin = self.loading.batch(batch)
+            self._rows[batch] = TableRows(origin.table(features, named), self.n_threads, origin, self._n_growing)
 
     @remote
     def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -226,33 +226,31 @@ class Session:
     # Rows of a host.
 
     @remote
-    def hand_over(
-        self, batch: str, spec: BuildSpec, n_messages: int, n_threads: int | None, n_rows: int = 0
-    ) -> list[HandedRows]:
+    def hand_over(self, batch: str, spec: BuildSpec, n_messages: int, n_threads: int | None, room: int = 0) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_messages` messages.
 
         n_messages : 0 for a session that receives the rows of the others, and has read none itself.
         n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
-        n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
+        room : for this session: number of rows that its codes have room for; 0 for its own.
         """
         self._spec = spec
         encoded = self._encoded.get(batch)
         if encoded is None:
-            encoded = self._encode(batch, spec, n_messages, n_rows) if n_messages else EncodedBatch(spec, (), [])
+            encoded = self._encode(batch, spec, n_messages, room) if n_messages else EncodedBatch(spec, (), [])
             self._encoded[batch] = encoded
         encoded.received = []
         if n_threads is not None:
             self.use_threads(n_threads)
             return []
         if encoded.handed_eval_rows is None:
-            encoded.handed_eval_rows = self.eval_sets.take(batch)
+            encoded.handed_eval_rows = self.eval_sets.hand_over(batch)
         return encoded.messages(n_messages)
 
-    def _encode(self, batch: str, spec: BuildSpec, n_ranges: int, n_rows: int) -> EncodedBatch:
-        """Encode a batch, and release its raw values. n_ranges, n_rows : see `TableRows.encoded`."""
+    def _encode(self, batch: str, spec: BuildSpec, n_ranges: int, room: int) -> EncodedBatch:
+        """Encode a batch, and release its raw values. n_ranges, room : see `TableRows.encoded`."""
         rows = self.rows_of(batch)
         rows.drop_target()
-        encoded = EncodedBatch(spec, tuple(rows.table.partition_ids), list(rows.encoded(spec, n_ranges, n_rows)))
+        encoded = EncodedBatch(spec, tuple(rows.table.partition_ids), list(rows.encoded(spec, n_ranges, room)))
         self._close_batch(batch)
         return encoded
 
@@ -350,14 +348,14 @@ class Session:
 
     def row_places(self, batch: str) -> RowPlaces:
         """Return where the training rows of a batch are."""
-        in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
+        in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.shard is None)
         if self.bites is not None:
             in_files += self.bites.rows_in_files(batch)
         spec, most = self._spec, tuning().session_rows
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard_spec, self.n_threads)
-        return RowPlaces(in_files, most, self.pass_width.n_trees)
+        return RowPlaces(in_files, most, self.pass_width.trees_per_pass)
 
     @remote
     def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
@@ -405,7 +403,7 @@ class Session:
     def advance_to(self, number: int, values: np.ndarray, terms: LossTerms) -> tuple[GradientStats | None, float, int, int]:
         """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
-        number : of the call, from 0 before the first tree; terms : the loss's record for kernels.
+        number : of the call, from 0 before the first tree; terms : of the loss.
 
         Returns
         -------
@@ -413,7 +411,7 @@ class Session:
             A repeated call returns the same statistics.
         """
         started = time.perf_counter()
-        stats = [rows.advance(number, terms, values) for rows in self.trained]
+        stats = [rows.advance(number, values, terms) for rows in self.trained]
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self.new_bytes_read(), self._counted_rows()
 
@@ -430,11 +428,10 @@ class Session:
 
         None if the rows of the session are not one batch whose grower grows whole trees: then trees grow in rounds.
         """
-        whole = self.trained[0].grower.grow_trees if len(self.trained) == 1 else None
-        return None if whole is None else whole(tasks)
+        return self.trained[0].grower.whole_trees(tasks) if len(self.trained) == 1 else None
 
     @remote
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
+    def grow_whole_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
         """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
 
         None as of `whole_trees`.
@@ -481,7 +478,7 @@ class Session:
     def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
         """Return a buffer for the histograms of a round as int32[...]."""
         spec = self.trained[0].shard_spec
-        size = spec.n_channels * int(spec.bin_layout.offset[-1]) * sum(len(request.nodes) for request in requests.values())
+        size = spec.n_channels * int(spec.tree_layout.offset[-1]) * sum(len(request.nodes) for request in requests.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         return self._narrow

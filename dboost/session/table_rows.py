@@ -108,7 +108,7 @@ class TableRows:
     ----------
     table : Table
     n_threads : int
-    source : PartitionBatch or Table, or None
+    origin : PartitionBatch or Table, or None
         What the table was made of, and is closed with it; None if it belongs to the caller.
     n_growing : int, optional
         Trees of the folds that share codes which grow at the same time, if the fit's `BuildSpec` has no number.
@@ -126,9 +126,9 @@ class TableRows:
     id_ranges: RowIdRanges
 
     def __init__(
-        self, table: Table, n_threads: int, source: PartitionBatch | Table | None, n_growing: int | None = None
+        self, table: Table, n_threads: int, origin: PartitionBatch | Table | None, n_growing: int | None = None
     ) -> None:
-        self.table, self.n_threads, self._n_growing, self._source = table, n_threads, n_growing, source
+        self.table, self.n_threads, self._n_growing, self._origin = table, n_threads, n_growing, origin
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
         self._shared: SharedCodes | None = None  # until the rows are built
@@ -169,11 +169,11 @@ class TableRows:
         rows = list(self.encoded(spec, 1))
         return joined_rows(rows, spec, self.n_threads) if rows else None
 
-    def encoded(self, spec: BuildSpec, n_ranges: int, n_rows: int = 0) -> Iterator[EncodedRows]:
+    def encoded(self, spec: BuildSpec, n_ranges: int, room: int = 0) -> Iterator[EncodedRows]:
         """Yield the rows of positive weight in memory, as at most `n_ranges` ranges of about the same number of rows.
 
-        Raw values are released before the last one is yielded. n_rows : of which the codes of each range get room; default only
-        of its own.
+        Raw values are released before the last one is yielded. room : number of rows that the codes of each range have room
+        for; default only its own.
         """
         self.gather()
         table, y, weight = self.table, self._targets.together, self.table.weight
@@ -189,7 +189,7 @@ class TableRows:
             positions = None
             if n < table.n_rows:
                 positions = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.shard_spec.layout, positions, self.n_threads, n_rows)
+            codes = encode_table(table, spec.binning, spec.shard_spec.layout, positions, self.n_threads, room)
             raw = None
             if self._has_start_scores or table.offset is not None or spec.warm_start.model is not None:
                 raw = self._raw_scores(spec, positions, kept_range)
@@ -458,14 +458,14 @@ class TableRows:
     def drop_target(self) -> None:
         """Release the target as it was read, once it is encoded."""
         self.table.drop_target()
-        if isinstance(self._source, Table):
-            self._source.drop_target()
+        if isinstance(self._origin, Table):
+            self._origin.drop_target()
 
     def close_values(self) -> None:
         """Release the raw values, once they are encoded; the roles that are in memory stay."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        if self._origin is not None:
+            self._origin.close()
+            self._origin = None
 
     def close(self) -> None:
         """Release the raw values, and remove the files."""

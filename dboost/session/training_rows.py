@@ -26,7 +26,7 @@ from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
-from dboost.rows.bin_merge import merge_into_bins
+from dboost.rows.bin_proposal import merge_into_bins
 from dboost.rows.block_file import FieldRef
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowShares, RowStore
@@ -36,7 +36,7 @@ from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore
 from dboost.session.fit_records import BuildSpec, ReplayState
 from dboost.session.growers import Grower, new_grower
-from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
+from dboost.session.memory import Budget, blocks_that_stay, most_trees_per_pass, nodes_per_pass, tree_bytes
 from dboost.trees.apply_trees import add_trees, assign_leaves
 from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.tree_task import TreeTask
@@ -45,8 +45,8 @@ from dboost.trees.tree_task import TreeTask
 class PassWidth(NamedTuple):
     """What memory allows in one pass over files."""
 
-    n_leaves: int  # that may be opened in each tree
-    n_trees: int  # that may grow
+    leaves_per_pass: int  # that may be opened in each tree
+    trees_per_pass: int  # that may grow
 
 
 #: Returns the leaves of rows in the trees of an iteration of `BuildSpec.refit_model`, given their values: int32[n_trees, n].
@@ -72,11 +72,13 @@ class TrainingRows:
         Threads that share the work; closed with the rows if these are in memory.
     refit_leaves : RefitLeaves
         Default: the trees are not given.
-    n_staying, n_trees : int
-        Of rows in files: blocks of each thread that stay in memory, and trees that grow in the same passes.
+    trees_per_pass : int
+        Trees that grow in the same passes over files.
 
     Attributes
     ----------
+    shard : Shard or None
+        The rows, if they are in memory; None if they are in files.
     applied : int
         Number of the last `advance`, -1 before the first.
     stats : GradientStats or None
@@ -91,29 +93,22 @@ class TrainingRows:
         past: ReplayState | None,
         team: Team,
         refit_leaves: RefitLeaves = no_leaves,
-        n_staying: int = 0,
-        n_trees: int = 1,
+        trees_per_pass: int = 1,
     ) -> None:
         self.store, self.shard_spec, self._ids, segments, self.shared = rows
         self.batch, self.applied, self.spec, self._refit_leaves = batch, -1, spec, refit_leaves
         self.stats: GradientStats | None = None
         self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
-        self.shard: Shard | None = None  # the rows, if they are in memory
-        self.n_trees, self.n_rows, self.shares = n_trees, self.store.n_rows, RowShares(self.store, team)
+        self.trees_per_pass, self.n_rows, self.shares = trees_per_pass, self.store.n_rows, RowShares(self.store, team)
+        self.shard: Shard | None = None
         if self.store.place is None:
             self.shard = Shard(self.store.load(), self.shard_spec, self._ids, segments=segments)
             self.n_rows = self.shard.n_trained
-        else:
-            self.store.n_staying = n_staying
         self._scratch = [new_pass_scratch() for _ in range(self.shares.n)]
         self._has_categories = bool(self.shard_spec.layout.is_categorical.any())
         if past is not None:
             self._replay(past)
-
-    @property
-    def in_files(self) -> bool:
-        return self.shard is None
 
     @property
     def bytes_read(self) -> int:
@@ -139,7 +134,7 @@ class TrainingRows:
         """Return ``work(shard, first, last)`` of `ranges` that together are all rows, computed by the threads."""
         return self.shares.map(work, lambda k: self.ranges(k, reads, writes))
 
-    def advance(self, number: int, terms: LossTerms, values: np.ndarray) -> GradientStats:
+    def advance(self, number: int, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
 
         The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
@@ -164,7 +159,7 @@ class TrainingRows:
             for shard, first, last in self.ranges(k, reads, writes):
                 for find, leaf in unrouted:
                     find(leaf, first, last)
-                stats = terms.advance(shard.gradient_pass(terms, values, self._scratch[k], first, last))
+                stats = terms.advance(shard.gradient_pass(values, terms, self._scratch[k], first, last))
                 passes.append(shard.with_noise(stats, first, last) if self._has_categories else stats)
             return reduce(GradientStats.merge, passes)
 
@@ -225,10 +220,10 @@ class TrainingRows:
             number, terms = past.advanced
             for iteration, values in enumerate(past.refit_values):
                 self.assign_leaves(iteration)
-                self.advance(iteration, terms, values)
+                self.advance(iteration, values, terms)
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             no_values = np.zeros((self.shard_spec.n_outputs, self.shard_spec.max_leaves))
-            self.advance(number, replace(terms, keeps_gradients=False), no_values)
+            self.advance(number, no_values, replace(terms, keeps_gradients=False))
         if past.refit_iteration >= 0:
             self.assign_leaves(past.refit_iteration)
 
@@ -300,9 +295,9 @@ class TrainingRows:
             del row_ids
             left = EncodedStore(self.shares.subset(kept), self.shard_spec, ids)
         if left is not None:
-            team = self.shares.team if self.in_files else self._new_team(n)
-            passes = n_staying, self.n_trees  # as many blocks as before fit in memory
-            remaining = TrainingRows(left, self.batch, self.spec, None, team, self._refit_leaves, *passes)
+            team = self.shares.team if self.shard is None else self._new_team(n)
+            left.store.n_staying = n_staying  # as many blocks as before fit in memory
+            remaining = TrainingRows(left, self.batch, self.spec, None, team, self._refit_leaves, self.trees_per_pass)
             remaining.applied, remaining._n_added = self.applied, self._n_added
         self.close()
         return remaining
@@ -325,7 +320,7 @@ class TrainingRows:
         """Release memory and files."""
         if "grower" in vars(self):
             vars(self).pop("grower").close()
-        if self.store.place is None:
+        if self.shard is not None:
             self.shares.team.close()
         self.shard, self.shared = None, None
         self.store.close()
@@ -342,13 +337,13 @@ def _divide(
     codes = store.files[0].stride / store.block_rows
     state = 4 * (1 + (not spec.constant_hessian)) + np.dtype(spec.leaf_type).itemsize
     choices = []
-    for n in range(1, trees_per_pass(spec, n_bytes, n_leaves, n_threads) + 1):
+    for n in range(1, most_trees_per_pass(spec, n_bytes, n_leaves, n_threads) + 1):
         n_staying = blocks_that_stay(store, spec, n_bytes - (n - 1) * of_tree, n_leaves, n_threads) if is_alone else 0
         streamed = max(store.n_blocks - n_staying * n_threads, 0)
-        n_passes = -(-spec.n_trees // n)
-        choices.append((streamed * (codes * n_passes / spec.n_trees + state), -n, n_staying))
-    _, n_trees, n_staying = min(choices)
-    return -n_trees, n_staying
+        n_passes = -(-spec.trees_per_iteration // n)
+        choices.append((streamed * (codes * n_passes / spec.trees_per_iteration + state), -n, n_staying))
+    _, minus_trees, n_staying = min(choices)
+    return -minus_trees, n_staying
 
 
 def streamed_rows(
@@ -360,17 +355,15 @@ def streamed_rows(
     """
     n_rows = rows.n_kept
     if not n_rows:
-        return None, PassWidth(1, spec.shard_spec.n_trees)
+        return None, PassWidth(1, spec.shard_spec.trees_per_iteration)
     memory = limit.histograms(spec.shard_spec, n_rows, team.n_threads)
     store, ids = rows.write(spec, root)
     try:
         n_shares = min(team.n_threads, store.n_blocks)
         n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard_spec, memory, n_shares)
         n_trees, n_staying = _divide(store, spec.shard_spec, memory - limit.reserve, n_leaves, n_shares, is_alone=is_alone)
-        encoded = EncodedStore(store, spec.shard_spec, ids)
-        return TrainingRows(encoded, batch, spec, past, team, n_staying=n_staying, n_trees=n_trees), PassWidth(
-            n_leaves, n_trees
-        )
+        store.n_staying, encoded = n_staying, EncodedStore(store, spec.shard_spec, ids)
+        return TrainingRows(encoded, batch, spec, past, team, trees_per_pass=n_trees), PassWidth(n_leaves, n_trees)
     except BaseException:
         store.close()
         raise

@@ -28,6 +28,7 @@ from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import FOREST, GBDT, Parameters
+from dboost.rows.bin_proposal import FINE_BINS_PER_BIN
 from dboost.schema import Feature
 from dboost.session.backend import Backend
 from dboost.session.cut_groups import check_groups, group_runs
@@ -50,7 +51,6 @@ from dboost.training.scores import stopping_rule, with_estimator_metrics
 from dboost.training.split_limits import no_split_reason
 from dboost.training.target_stats import Sizes, of_roles, sizes_of, target_stats
 from dboost.training.validation_rows import ValidationPlan, check_whole_groups, held_out_rows_of, warn_held_out
-from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.fit_trees import TreesSoFar
 
 _log = logging.getLogger("dboost")
@@ -95,7 +95,7 @@ def train(request: FitRequest, backend: Backend) -> FitResult:
         with request.checkpoint or nullcontext():
             with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
                 plan = plan_fit(request, backend, clock, model_so_far)
-                trees = TreesSoFar(plan.shard_spec.n_trees)
+                trees = TreesSoFar(plan.shard_spec.trees_per_iteration)
                 encode(plan, backend, trees, clock)
             return boost(plan, backend, trees, clock, model_so_far)
     finally:
@@ -335,7 +335,7 @@ def propose_bins(
 
 
 def fine_bins_of(parameters: Parameters) -> int:
-    """Return the largest number of fine bins of a numeric feature, see `trees.bin_proposal`."""
+    """Return the largest number of fine bins of a numeric feature, see `rows.bin_proposal`."""
     return {
         "global": parameters.max_bins,
         "tree": MAX_FINE_BINS,

@@ -12,8 +12,7 @@ import pandas as pd
 
 from dboost.data.columns.labels import Names
 from dboost.data.columns.times import plain_times, ranks_in_time
-from dboost.data.kinds.table_kinds import is_dask, is_path, is_stream, names_of_table
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, is_dask, is_path, is_stream, names_of_table
 from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of
 from dboost.data.sources.paths import open_path

@@ -101,7 +101,7 @@ def refit_leaves(
             description = describe(request, parameters[-1], target, {}, backend)
             stats = target_stats(target.loss, partial(of_roles, backend), continues=True, sizes=description.sizes)
             spec = _spec_of(model, target, start, stats, weighted="sample_weight" in backend.roles)
-            backend.build(spec, {}, TreesSoFar(spec.shard_spec.n_trees))
+            backend.build(spec, {}, TreesSoFar(spec.shard_spec.trees_per_iteration))
         model_refit = with_new_leaf_values(model, parameters, backend, stats, decay=decay, source_name=source_name)
     finally:
         backend.close()

@@ -142,7 +142,7 @@ class LeafEstimator:
         return stats
 
     def _along(self, direction: np.ndarray | None, terms: LossTerms) -> LossTerms:
-        """Return the record of the loss, with the direction of the next tree if it has one."""
+        """Return the terms of the loss, with the direction of the next tree if it has one."""
         if self._directions is None or direction is None:
             return terms
         of_classes, counts = self._directions.of_classes, terms.counts_influence

@@ -254,13 +254,13 @@ def make_shard_spec(
     """Return the fields and the layout of the rows."""
     loss = stats.loss
     layout = plan_layout(binning.n_bins, binning.is_categorical)
-    bin_layout = layout
+    tree_layout = layout
     if parameters.split_proposal == "tree":  # from the fine bins; categories are never joined
         n_bins = np.where(binning.is_categorical, layout.n_bins, np.minimum(layout.n_bins, parameters.max_bins))
-        bin_layout = plan_layout(n_bins, binning.is_categorical)
+        tree_layout = plan_layout(n_bins, binning.is_categorical)
     return ShardSpec(
         layout=layout,
-        bin_layout=bin_layout,
+        tree_layout=tree_layout,
         n_outputs=loss.n_outputs,
         width=width_of(parameters, loss),
         n_targets=len(loss.targets.columns),

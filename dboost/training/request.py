@@ -129,9 +129,9 @@ class FitRequest:
         )
 
     @property
-    def reading(self) -> ReadOptions:
+    def read_options(self) -> ReadOptions:
         """How a table is read in this process."""
-        options = ReadOptions(self.n_threads) if self.budget is None else self.budget.reading
+        options = ReadOptions(self.n_threads) if self.budget is None else self.budget.read_options
         return replace(options, count=self.progress.count)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dboost.exact import unit_for
 from dboost.losses.gradient_stats import GradientStats
-from dboost.rows.bin_merge import BinMerge
+from dboost.rows.bin_proposal import BinMerge
 from dboost.rows.row_sample import FEATURES, Sample, derive_seed
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.session.backend import Backend
@@ -35,7 +35,7 @@ class Tasks:
 
     def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
         """Return the tasks of the trees of an iteration. stats : of the gradients that they are grown from."""
-        tasks = [self._task(stats, iteration, output) for output in range(self._plan.shard_spec.n_trees)]
+        tasks = [self._task(stats, iteration, output) for output in range(self._plan.shard_spec.trees_per_iteration)]
         return tasks if self._parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
 
     def _with_bins(self, task: TreeTask) -> TreeTask:
@@ -43,11 +43,11 @@ class Tasks:
         proposal = self._parameters.split_proposal
         if proposal == "node":
             return replace(task, node_bins=self._parameters.max_bins)
-        fine_layout, bin_layout = self._plan.shard_spec.layout, self._plan.shard_spec.bin_layout
-        if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
+        fine_layout, tree_layout = self._plan.shard_spec.layout, self._plan.shard_spec.tree_layout
+        if proposal != "tree" or (fine_layout.n_bins == tree_layout.n_bins).all():
             return task
         masses = self._backend.statistics(fine_bin_hessians, task.row_subset, float(task.scales[1]))
-        return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
+        return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, tree_layout))
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
         precision, parameters = self._plan.precision, self._parameters

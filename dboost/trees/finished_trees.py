@@ -51,7 +51,7 @@ class _Nodes:
         self.trees, self.sizes = trees, [tree.n_nodes for tree in trees]
         self.start: np.ndarray = np.cumsum([0, *self.sizes])
         first_node = np.repeat(self.start[:-1], self.sizes)
-        table = TreeNodes(*np.concatenate([tree.table for tree in trees], axis=1))
+        table = TreeNodes(*np.concatenate([tree.node_fields for tree in trees], axis=1))
         self.feature, self.split_bin, self.missing_left = table.feature, table.split_bin, table.missing_left
         child = table.child
         self.is_split = child >= 0

@@ -21,6 +21,7 @@ import numpy as np
 
 from dboost.data.columns.binning import Binning
 from dboost.model.ensemble import Tree
+from dboost.rows.bin_proposal import BinMerge
 from dboost.trees.tree_task import NodeArrays, TreeTask
 
 #: The leaf values of a tree that are not computed yet.
@@ -70,7 +71,7 @@ class CategorySets(NamedTuple):
 class FitTree:
     """A tree of a fit, as rows need it: in bin codes. It owns its arrays."""
 
-    table: np.ndarray  # int32[6, n_nodes], the fields of `TreeNodes`
+    node_fields: np.ndarray  # int32[6, n_nodes], the fields of `TreeNodes`
     n_leaves: int
     sets: CategorySets
     output: int  # the first one
@@ -81,15 +82,15 @@ class FitTree:
     def of_model(cls, tree: Tree, binning: Binning, leaf_values: np.ndarray, output: int) -> FitTree | None:
         """Return a tree of a model among the bins of its features; None if it has thresholds that are no edges."""
         n, n_bins = tree.n_nodes, binning.n_bins
-        table, sets = np.full((6, n), -1, np.int32), {}
-        table[1:3] = table[4:] = 0
+        node_fields, sets = np.full((6, n), -1, np.int32), {}
+        node_fields[1:3] = node_fields[4:] = 0
         leaves: np.ndarray = np.cumsum(tree.feature < 0) - 1
         pending, n_placed = [(0, 0)], 1  # a node and its place; children are placed side by side
         while pending:
             node, at = pending.pop()
             feature = int(tree.feature[node])
             if feature < 0:
-                table[5, at] = leaves[node]
+                node_fields[5, at] = leaves[node]
                 continue
             edges, codes, split_bin = binning.edges[feature], tree.categories[node], 0
             if codes is not None:
@@ -99,8 +100,8 @@ class FitTree:
                 split_bin = int(np.searchsorted(edges, threshold))
                 if threshold < math.inf and (split_bin == len(edges) or edges[split_bin] != threshold):
                     return None
-            table[:4, at] = feature, split_bin, tree.missing_left[node], n_placed
-            table[4, n_placed : n_placed + 2] = table[4, at] + 1
+            node_fields[:4, at] = feature, split_bin, tree.missing_left[node], n_placed
+            node_fields[4, n_placed : n_placed + 2] = node_fields[4, at] + 1
             pending += [(int(tree.left[node]), n_placed), (int(tree.right[node]), n_placed + 1)]
             n_placed += 2
         goes_left = np.zeros((len(sets), int(n_bins.max()) + 1), np.uint8)
@@ -109,16 +110,16 @@ class FitTree:
             row[sets[at]] = 1
         bits = np.packbits(goes_left, axis=1)
         sets_of_tree = CategorySets(np.array(places, np.int32), bits, goes_left.shape[1])
-        return cls(table, tree.n_leaves, sets_of_tree, output, leaf_values)
+        return cls(node_fields, tree.n_leaves, sets_of_tree, output, leaf_values)
 
     @property
     def nodes(self) -> TreeNodes:
-        """The nodes: views of `table`."""
-        return TreeNodes(*self.table)
+        """The nodes: views of `node_fields`."""
+        return TreeNodes(*self.node_fields)
 
     @property
     def n_nodes(self) -> int:
-        return self.table.shape[1]
+        return self.node_fields.shape[1]
 
     @property
     def left_codes(self) -> np.ndarray:
@@ -167,14 +168,14 @@ class GrownTree(FitTree):
         """
         n, n_leaves, bounds = len(count), len(leaf_sums), None
         columns = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child, nodes.depth, leaf_of
-        table = np.array([column[:n] for column in columns], np.int32)
+        node_fields = np.array([column[:n] for column in columns], np.int32)
         if task.direction is not None:
             leaves = np.flatnonzero(nodes.child[:n] < 0)
             bounds = np.empty((n_leaves, 2))
             bounds[leaf_of[leaves]] = nodes.total[leaves, 3:]
-        sets = CategorySets.of(TreeNodes(*table), left_codes, is_categorical)
+        sets = CategorySets.of(TreeNodes(*node_fields), left_codes, is_categorical)
         gain = nodes.gain[:n].copy()
-        return cls(table, n_leaves, sets, task.output, _PENDING, gain, count, leaf_sums, task.gain_unit, bounds)
+        return cls(node_fields, n_leaves, sets, task.output, _PENDING, gain, count, leaf_sums, task.gain_unit, bounds)
 
     def complete(self, leaf_values: np.ndarray, learning_rate: float, sums: np.ndarray | None = None) -> None:
         """Set what leaves add to the scores. sums : of all outputs, default those that the tree was grown by."""
@@ -183,12 +184,24 @@ class GrownTree(FitTree):
 
     def for_sessions(self) -> FitTree:
         """Return what rows need of the tree."""
-        return FitTree(self.table, self.n_leaves, self.sets, self.output, self.leaf_values)
+        return FitTree(self.node_fields, self.n_leaves, self.sets, self.output, self.leaf_values)
 
     @property
     def n_rows(self) -> int:
         """Number of rows that the tree was grown from."""
         return int(self.count[0])
+
+    def use_fine_bins(self, bin_merge: BinMerge | None, keeps_fine: np.ndarray) -> None:
+        """Convert the splits from bins of the tree to fine bins. keeps_fine : bool[n_features], whether these are the same."""
+        if bin_merge is None:
+            return
+        nodes = self.nodes
+        for node in np.flatnonzero(nodes.child >= 0):
+            feature = nodes.feature[node]
+            if not keeps_fine[feature]:
+                # A split after the last bin separates the missing values, and so does one after the last fine bin.
+                row = bin_merge.last[feature]
+                nodes.split_bin[node] = row[min(nodes.split_bin[node], len(row) - 1)]
 
     def within_bounds(self, values: np.ndarray, unit: float) -> np.ndarray:
         """Return leaf values clipped to the bounds of the tree, which are in units of `unit`."""

@@ -23,7 +23,7 @@ class GrowerRows(Protocol):
     shard: Shard | None
     shard_spec: ShardSpec
     shared: SharedCodes | None
-    n_trees: int
+    trees_per_pass: int
     unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]]
 
     def ranges(

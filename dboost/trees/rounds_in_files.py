@@ -36,14 +36,12 @@ class RoundsInFiles:
     rows : TrainingRows
     k : int
         Number of the share of the blocks.
-    n_trees : int
-        Most trees that grow in the same passes.
     """
 
-    def __init__(self, rows: GrowerRows, k: int, n_trees: int) -> None:
+    def __init__(self, rows: GrowerRows, k: int) -> None:
         self.rows, self._k = rows, k
         self.records = np.empty((2, rows.store.block_rows), np.uint64)  # scratch
-        self._buffers = [_HistogramBuffers(rows.shard_spec) for _ in range(n_trees)]
+        self._buffers = [_HistogramBuffers(rows.shard_spec) for _ in range(rows.trees_per_pass)]
         self._trees: dict[int, _Tree] = {}  # growing trees, by output
         self._requests: dict[int, RoundRequest] = {}  # of the current round, to trees that have not been answered
         self._answers: dict[int, RoundHistograms] = {}  # of the last pass
@@ -108,7 +106,7 @@ class _HistogramBuffers:
         self._layout, self._n_channels = spec.layout, spec.n_channels
         self._packed, self._histograms = np.empty((0, 0), np.int64), np.empty((0, 0, 0))
 
-    def take(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    def for_pairs(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return packed buckets, which are 0, and histograms, which are uninitialised, for n pairs. Both are valid until the
         next call."""
         if n > len(self._packed):
@@ -158,7 +156,7 @@ class _TreePass:
         for k, node in enumerate(request.nodes.tolist()):
             position_of[tree.slot_of[node]] = k
         self._counts = np.zeros(n_slots, np.int64)
-        packed, self._histograms = buffers.take(n_nodes)
+        packed, self._histograms = buffers.for_pairs(n_nodes)
         self._pairs = PairSums(
             position_of, packed, Histograms(self._histograms, None), np.zeros(n_nodes, np.int64),
             np.zeros(n_nodes, np.int64), np.empty((3, n_slots), np.uint64),
@@ -254,4 +252,4 @@ class _SplitTables:
             self._next_slot[slot] = np.where(goes_left[k, codes], slot, before + k)
 
     def apply(self, block: Shard, slots: np.ndarray) -> None:
-        route(block.tiles.view(np.uint8), block.wide_bins, slots, self._tile, self._column, self._next_slot)
+        route(block.tiles.view(np.uint8), block.wide_tree_codes, slots, self._tile, self._column, self._next_slot)

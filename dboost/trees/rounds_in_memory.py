@@ -38,11 +38,11 @@ class RoundsInMemory:
         self.shard, self._share = shard, (k, n)
         self._n_rows = sum(last - first for first, last in shard.ranges(k, n))
         self.n_channels = shard.spec.n_channels
-        self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
-        self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
+        self._packed = np.zeros(int(shard.tree_layout.start[-1]), np.int64)
+        self._scratch = np.zeros(int(shard.tree_layout.n_bins.max()) + 1, np.int64)
         #: Buffers for the histograms of nodes: as float64, and as int32 by output. They are kept, because new memory for every
         #: round would cost more page faults than the work on few rows. (`flush` multiplies old sums by 0, so they begin as 0.)
-        shape = self.n_channels, int(shard.bin_layout.offset[-1])
+        shape = self.n_channels, int(shard.tree_layout.offset[-1])
         self._wide = np.zeros((1, *shape))
         self._narrow: dict[int, np.ndarray] = {}
         self._records: list[np.ndarray] = []
@@ -89,7 +89,7 @@ class RoundsInMemory:
         narrow = self._narrow.get(output, np.empty((0, *self._wide.shape[1:]), np.int32))[:n_narrow]
         if len(nodes):
             _add_up(
-                shard.histogram_rows, tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed,
+                shard.histogram_rows, tree.records, tree.ranges, nodes, shard.tree_layout, packing, self._packed,
                 Histograms(self._wide, None), narrow, self._scratch,
             )  # fmt: skip
         return narrow if is_narrow else self._wide[: len(nodes)]
@@ -144,12 +144,12 @@ class GrowingTree:
             return counts
         n_numbers = int(request.splits[:, 2:].max()) + 1
         self.ranges = _with_room(self.ranges, n_numbers)
-        bins = self._shard.bins
-        _split(bins.narrow, bins.wide, bins.row_of, self.records, self.ranges, request.splits, request.goes_left, counts)
+        codes = self._shard.tree_codes
+        _split(codes.narrow, codes.wide, codes.row_of, self.records, self.ranges, request.splits, request.goes_left, counts)
         if self._excluded is not None:
             self._excluded = _with_room(self._excluded, n_numbers)
             _split(
-                bins.narrow, bins.wide, bins.row_of, self.records, self._excluded, request.splits, request.goes_left,
+                codes.narrow, codes.wide, codes.row_of, self.records, self._excluded, request.splits, request.goes_left,
                 np.empty_like(counts),
             )  # fmt: skip
         return counts

@@ -29,7 +29,7 @@ from dboost.kernels.records import record
 from dboost.kernels.rows import splitmix
 from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE, SPLIT_SIZE, clear_split, new_search_scratch
-from dboost.trees.bin_proposal import new_proposal_buffers
+from dboost.rows.bin_proposal import new_proposal_buffers
 from dboost.trees.tree_task import FeatureConstraints, TreeTask, child_stats, gain_of
 
 U = np.uint64

@@ -43,7 +43,7 @@ class SteadyRoots:
 
     def root(self, task: TreeTask) -> np.ndarray:
         """Return the root histogram of the next tree of an output: float64[n_channels, n_buckets]."""
-        shard, layout = self._shard, self._shard.bin_layout
+        shard, layout = self._shard, self._shard.tree_layout
         gradient, hessian, _ = shard.output_arrays(task.output)
         # Without one that is half changed, should this be interrupted.
         before = self._roots.pop(task.output, None)

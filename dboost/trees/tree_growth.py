@@ -34,6 +34,7 @@ import numpy as np
 from dboost.kernels import kernel
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE
+from dboost.rows.shard_spec import MOST_OPENED
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.split_finder import SiblingPair, SplitInfo, mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import (
@@ -48,8 +49,6 @@ from dboost.trees.tree_task import (
 
 #: The leaves of a round that does not end the tree.
 _NO_LEAVES = np.empty((0, 2), np.int64)
-#: Speculation stops after this many split leaves for each leaf of the finished tree.
-MOST_OPENED = 4
 
 
 class RoundRequest(NamedTuple):

@@ -27,7 +27,7 @@ from dboost.trees.apply_trees import add_grown_tree
 from dboost.trees.fit_trees import FitTree
 
 #: The fields that change.
-SUMS = ("tree_sum", "n_trees")
+SUMS = ("tree_sum", "n_summed")
 
 #: ``values_of(first, last)`` returns the values of the trees of an iteration for these rows: float64[n_outputs, last - first].
 ValuesOf = Callable[[int, int], np.ndarray]
@@ -46,7 +46,7 @@ def add_values(shard: Shard, is_out: np.ndarray | None, values_of: ValuesOf, fir
     """Add the values of the trees of an iteration to the sums of rows first…last-1. is_out : see `rows_out_of_bag`."""
     rows, values = slice(first, last), values_of(first, last)
     shard.fields["tree_sum"][:, rows] += values if is_out is None else np.where(is_out[rows], values, 0.0)
-    shard.fields["n_trees"][rows] += 1 if is_out is None else is_out[rows]
+    shard.fields["n_summed"][rows] += 1 if is_out is None else is_out[rows]
 
 
 def values_of_leaves(shard: Shard, values: np.ndarray) -> ValuesOf:
@@ -74,9 +74,9 @@ def _metric_chunks(
 
     metrics : as of `find_metrics`; unit : of targets and raw scores in the shard.
     """
-    n_trees = shard.fields["n_trees"][first:last]
-    rows = first + np.flatnonzero(n_trees)
-    raw = averaged(shard.raw[:, rows], shard.fields["tree_sum"][:, rows], shard.fields["n_trees"][rows])
+    n_summed = shard.fields["n_summed"][first:last]
+    rows = first + np.flatnonzero(n_summed)
+    raw = averaged(shard.raw[:, rows], shard.fields["tree_sum"][:, rows], shard.fields["n_summed"][rows])
     weight = None if shard.weight is None else shard.weight[rows]
     scored = ScoredRows(shard.target(rows) * unit, raw * unit, weight, loss, size)
     return len(rows), [metric.chunk(scored) for metric in find_metrics(metrics, loss)]

@@ -24,7 +24,6 @@ import numpy as np
 
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import available_threads
-from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.split_finder import BestSplits, SplitFinder
 from dboost.trees.tree_growth import Round, RoundHistograms, RoundResult, grow_tree
@@ -67,7 +66,7 @@ class TreeRounds:
         self._split_finders: list[SplitFinder] = []
         self._threads: ThreadPoolExecutor | None = None
 
-    def grow_trees(self, begin_round: BeginRound, order: GrowOrder) -> list[GrownTree]:
+    def grow(self, begin_round: BeginRound, order: GrowOrder) -> list[GrownTree]:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins."""
         tasks, layout, in_flight = order.tasks, order.layout, order.n_in_flight
         n_groups = min(in_flight, len(tasks))  # of trees that share rounds
@@ -103,7 +102,7 @@ class TreeRounds:
                     grown[output] = end.value
             begin(begun)
         for task in tasks:
-            in_fine_bins(grown[task.output], task.bin_merge, order.is_identity_bin_map)
+            grown[task.output].use_fine_bins(task.bin_merge, order.is_identity_bin_map)
         return [grown[task.output] for task in tasks]
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from dboost.kernels.splits import (
 )
 from dboost.losses.base import Leaves
 from dboost.params import Parameters
-from dboost.rows.bin_merge import BinMerge
+from dboost.rows.bin_proposal import BinMerge
 from dboost.rows.row_sample import RowSubset, Sample
 
 I = np.int64  # noqa: E741

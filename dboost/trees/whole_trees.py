@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,9 +13,9 @@ from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.split_search import SplitSearch
 from dboost.kernels.splits import SPLIT_SIZE, SearchScratch, new_search_scratch
 from dboost.kernels.threads import Team
+from dboost.rows.bin_proposal import new_proposal_buffers
 from dboost.rows.shard import Shard
 from dboost.trees.apply_trees import assign_leaves
-from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.grower_rows import GrowerRows
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
@@ -55,22 +54,18 @@ class WholeTrees:
 
     def __init__(self, rows: GrowerRows, shard: Shard) -> None:
         self._rows, self.shard, self.team, self._shared = rows, shard, rows.shares.team, rows.shared
-        self._by_unit = (self.shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
-        self._has_categories = bool(self.shard.bin_layout.is_categorical.any())
+        self._by_unit = (self.shard.tree_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
+        self._has_categories = bool(self.shard.tree_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
         self._steady: SteadyRoots | None = None
         self._sums_fit = True  # whether the sums over all rows fit in packed histograms, as far as is known
-
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow the trees of an iteration, each when it is requested."""
-        return map(self.grow_tree, tasks)
 
     def _steady_root(self, task: TreeTask) -> np.ndarray | None:
         """Return the root histogram of a tree if it follows from that of the tree before in less time, else None."""
         shard, spec = self.shard, self.shard.spec
         if not spec.steady_gradients or spec.width > 1 or shard.segments is not None:
             return None
-        n_cells = shard.n_rows * (len(shard.bin_layout.first) - 1)
+        n_cells = shard.n_rows * (len(shard.tree_layout.first) - 1)
         has_all_rows = task.sample is None and not task.least_influence and task.bin_merge is None
         if n_cells < tuning().steady_values or not has_all_rows:
             return None
@@ -95,7 +90,7 @@ class WholeTrees:
         return self._grow(task, self._buffers, root)
 
     def _grow(self, task: TreeTask, buffers: _Buffers, root: np.ndarray | None) -> GrownTree:
-        team, shard, layout, shared = self.team, self.shard, self.shard.bin_layout, buffers.shared
+        team, shard, layout, shared = self.team, self.shard, self.shard.tree_layout, buffers.shared
         shared = buffers.shared = shared._replace(control=team.control)
         histograms = self._histograms_for(task, buffers)
         if root is not None:
@@ -128,11 +123,10 @@ class WholeTrees:
         sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.scratch) / task.scales[2:]
         tree = GrownTree.of(task, buffers.nodes[0], counts, shared.leaf_of, sums, shared.left_codes, is_categorical)
         if n < shard.n_trained or (rows.influence is not None and EXCLUDED_FRACTION * (n - tree.n_rows) > n):
-            self._rows.unrouted.append((assign_leaves(shard.bins, layout, tree), rows.leaf))
+            self._rows.unrouted.append((assign_leaves(shard.tree_codes, layout, tree), rows.leaf))
             if task.bin_merge is not None:
                 self._rows.route_excluded()  # while the bins are those of this tree
-        if task.bin_merge is not None:
-            in_fine_bins(tree, task.bin_merge, shard.spec.is_identity_bin_map)
+        tree.use_fine_bins(task.bin_merge, shard.spec.is_identity_bin_map)
         return tree
 
     def _tree_rows(self, task: TreeTask, buffers: _Buffers) -> tuple[TreeRows, int]:
@@ -143,7 +137,7 @@ class WholeTrees:
             influence = shard.influence(task.output)  # rows are excluded while the gradients are quantized
         else:
             chosen = shard.grown_rows(task.sample, task.least_influence, task.output, into=buffers.rows)
-        codes, hessian = shard.bins, or_empty(hessian, "float32")
+        codes, hessian = shard.tree_codes, or_empty(hessian, "float32")
         rows = TreeRows(
             shard.histogram_rows, codes.narrow, codes.row_of, gradient, hessian, or_empty(chosen, "int64"), influence, leaf
         )
@@ -168,7 +162,7 @@ class WholeTrees:
         """Return buffers for the histograms of open leaves."""
         # Threads that divide rows have slots of their own, into which they flush.
         n_slots = buffers.n_slots + (0 if self._by_unit else self.team.n_threads)
-        n_buckets = int(self.shard.bin_layout.offset[-1])
+        n_buckets = int(self.shard.tree_layout.offset[-1])
         if not self._has_categories and self._stays_packed(task):
             if buffers.packed is None:
                 counts = np.zeros((n_slots, n_buckets) if task.limits.count_channel == 2 else (0, 0), np.int64)
@@ -201,7 +195,7 @@ class _Buffers:
             shared=_team_buffers(shard, policy, team, by_unit),
             scratch=[_thread_scratch(shard, policy, n_threads, n_slots) for _ in range(n_threads)],
             nodes=[new_node_arrays(policy.max_leaves) for _ in range(n_threads)],
-            search=[new_search_scratch(int(shard.bin_layout.n_bins.max()) + 1) for _ in range(n_threads)],
+            search=[new_search_scratch(int(shard.tree_layout.n_bins.max()) + 1) for _ in range(n_threads)],
             n_slots=n_slots,
             paths=[None] * n_threads,
             rows=np.empty(0 if shard.segments is None else shard.n_rows, np.int64),
@@ -209,7 +203,7 @@ class _Buffers:
 
 
 def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
-    layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
+    layout, n, p = shard.tree_layout, shard.n_rows, team.n_threads
     n_nodes = 2 * policy.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
@@ -239,7 +233,7 @@ def _starts(n: int, p: int) -> np.ndarray:
 
 def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
     n_nodes = 2 * policy.max_leaves - 1
-    n_codes = int(shard.bin_layout.n_bins.max()) + 1
+    n_codes = int(shard.tree_layout.n_bins.max()) + 1
     return ThreadScratch(
         slot=np.zeros(n_nodes, np.int64),
         free=np.zeros(n_slots, np.int64),

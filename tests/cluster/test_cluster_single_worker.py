@@ -219,11 +219,11 @@ def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch:
     """So they are where a worker has read the partitions of a lost one beside its own."""
     refusals: list[None] = []
 
-    @wraps(Session.grow_trees)
+    @wraps(Session.grow_whole_trees)
     def refuse(*_: object) -> None:
         refusals.append(None)
 
-    monkeypatch.setattr(Session, "grow_trees", refuse)
+    monkeypatch.setattr(Session, "grow_whole_trees", refuse)
     frame = FRAME[["a", "b", "z"]]
     booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
     assert booster.sha256 == fitted(frame, "z").sha256

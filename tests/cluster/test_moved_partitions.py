@@ -153,7 +153,7 @@ def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: st
     def reading(plan: ReadPlan) -> PartitionBatch:
         batch = PartitionBatch(plan, 2**20, most_bytes)
         for i in order:
-            batch.take(i, (parts[i], {}))
+            batch.read(i, (parts[i], {}))
         return batch
 
     def moving(giver: PartitionBatch, plan: ReadPlan) -> PartitionBatch:
@@ -161,7 +161,7 @@ def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: st
         for i in order:
             for number in count():
                 chunk, more = giver.give(i, number)
-                batch.take_slice(i, unpack(pack(chunk)), number)
+                batch.add_slice(i, unpack(pack(chunk)), number)
                 if not more:
                     break
         return batch
@@ -195,5 +195,5 @@ def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: st
                 codes = [column.codes if isinstance(column, CategoryColumn) else column for column in (one, other)]
                 np.testing.assert_array_equal(*codes)
     changed = PartitionBatch(later_plan, 2**20, most_bytes)
-    changed.take(0, (parts[1][: len(parts[0])], {}))
+    changed.read(0, (parts[1][: len(parts[0])], {}))
     assert changed.scan_partitions([0]).fingerprints[0] != expected.fingerprints[0]

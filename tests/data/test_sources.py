@@ -421,8 +421,8 @@ def test_workers_decode_a_row_group_that_is_larger_than_its_share_once(
 
     monkeypatch.setattr(parquet, "_opened", opened)
     moved: list[int] = []
-    take = PartitionBatch.take_slice
-    monkeypatch.setattr(PartitionBatch, "take_slice", lambda self, i, *of: moved.append(i) or take(self, i, *of))
+    take = PartitionBatch.add_slice
+    monkeypatch.setattr(PartitionBatch, "add_slice", lambda self, i, *of: moved.append(i) or take(self, i, *of))
     found = dboost.fit(path, "y", features=["x1", "x3"], memory_limit="20MiB", client=client, **OPTIONS)
     assert len(open_source(path, most_bytes=5 * 2**20, columns=wanted).parts) >= 3
     assert sum(read) <= 1.1 * n_bytes

@@ -22,7 +22,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data.tables import open_table
+from dboost.data.tables import read_table
 from tests.helpers.table_sources import STREAMS
 from tests.helpers.tune import Tune
 
@@ -87,8 +87,8 @@ def classifier() -> dboost.Booster:
 def small_sizes(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     size = 2 * BATCH_BYTES
     tune(batch_bytes=size, partition_bytes=size, stored_partition_bytes=size, stream_in_memory_bytes=size, wave_bytes=size)
-    spool = open_table.Spool
-    monkeypatch.setattr(open_table, "Spool", lambda retained, most=None: spool(min(retained, size), most))
+    spool = read_table.Spool
+    monkeypatch.setattr(read_table, "Spool", lambda retained, most=None: spool(min(retained, size), most))
 
 
 FEATURES = {"features": ["a", "b", "c"]}

@@ -217,10 +217,10 @@ def test_targets_of_partitions_that_move_to_another_worker(roles: str) -> None:
     for spool_roles in (False, True):
         sender, receiver = (Reader(plan, Spool(1 << 20), RowMetadataSpool() if spool_roles else None) for _ in range(2))
         given = {} if target else {"target": TARGETS.T}
-        slices = sender.take_partition(0, FRAME, given)
+        slices = sender.read_partition(0, FRAME, given)
         chunks = [sender.chunk(0, piece, number) for number, piece in enumerate(slices)]
         for number, chunk in enumerate(pickle.loads(pickle.dumps(chunks))):
-            receiver.take_slice(0, chunk, number)
+            receiver.add_slice(0, chunk, number)
         again = receiver.chunk(0, slices[0], 0)
         np.testing.assert_array_equal(again.roles.target, TARGETS)
         np.testing.assert_array_equal(again.roles.rows(np.array([3, 50])).target, TARGETS[:, [3, 50]])

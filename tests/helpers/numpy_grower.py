@@ -59,7 +59,7 @@ class _Tree:
         self.rows = np.arange(shard.n_rows) if chosen is None else chosen
         self.gradient, self.hessian, self.leaf = shard.split_arrays(task.output)
         self.repeats = np.ones(shard.n_rows) if shard.repeat_count is None else shard.repeat_count.astype(np.float64)
-        self.shape = shard.spec.n_channels, int(shard.bin_layout.offset[-1])
+        self.shape = shard.spec.n_channels, int(shard.tree_layout.offset[-1])
         scale_g, scale_h = task.scales[:2].astype(np.float32)
         g = np.rint(self.gradient * scale_g)
         h = np.ones(shard.n_rows) if self.hessian is None else np.maximum(np.rint(self.hessian * scale_h), 1)
@@ -70,15 +70,15 @@ class _Tree:
         counts = []
         for (node, feature, left, right), goes_left in zip(request.splits.tolist(), request.goes_left, strict=True):
             rows = np.flatnonzero(self.node == node)
-            self.node[rows] = np.where(goes_left[self.shard.bins.of(feature)[rows]], left, right)
+            self.node[rows] = np.where(goes_left[self.shard.tree_codes.of(feature)[rows]], left, right)
             counts.append([np.count_nonzero(self.node[self.rows] == child) for child in (left, right)])
         return np.array([[len(self.rows), 0]] if request.is_first else counts, np.int64).reshape(-1, 2)
 
     def histogram(self, node: int) -> np.ndarray:
         """Return the sums of a node's rows: float64[n_channels, n_buckets]."""
-        rows, layout = self.rows[self.node[self.rows] == node], self.shard.bin_layout
+        rows, layout = self.rows[self.node[self.rows] == node], self.shard.tree_layout
         sums = np.zeros(self.shape)
-        for feature, codes in enumerate(self.shard.bins.columns()):
+        for feature, codes in enumerate(self.shard.tree_codes.columns()):
             buckets = slice(layout.offset[feature], layout.offset[feature + 1])
             n = buckets.stop - buckets.start
             for channel in range(len(sums)):

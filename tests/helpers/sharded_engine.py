@@ -16,7 +16,7 @@ from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
-from dboost.rows.bin_merge import merge_into_bins
+from dboost.rows.bin_proposal import merge_into_bins
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard
 from dboost.rows.statistics import Statistic
@@ -39,7 +39,8 @@ def training_rows(
         binning=SimpleNamespace(features=encoded.spec.layout.n_bins),
         id_ranges=SimpleNamespace(are_of=lambda row_ids, partitions: is_kept is not None and is_kept(row_ids)),
     )
-    return TrainingRows(encoded, "batch", build, None, Team(n_threads), n_staying=n_staying)
+    encoded.store.n_staying = n_staying
+    return TrainingRows(encoded, "batch", build, None, Team(n_threads))
 
 
 class ShardedEngine:
@@ -71,7 +72,7 @@ class ShardedEngine:
         return reduce(GradientStats.merge, [self._advance(grower.shard, values) for grower in self._growers])
 
     def _advance(self, shard: Shard, values: np.ndarray) -> GradientStats:
-        rows = shard.gradient_pass(self._terms, values, new_pass_scratch(), 0, shard.n_rows)
+        rows = shard.gradient_pass(values, self._terms, new_pass_scratch(), 0, shard.n_rows)
         return shard.with_noise(self._terms.advance(rows), 0, shard.n_rows)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
@@ -83,8 +84,8 @@ class ShardedEngine:
 
     def grow_tree(self, task: TreeTask) -> GrownTree:
         shard = self._growers[0].shard
-        order = GrowOrder((task,), shard.bin_layout, shard.spec.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
-        return self._rounds.grow_trees(self.begin_round, order)[0]
+        order = GrowOrder((task,), shard.tree_layout, shard.spec.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
+        return self._rounds.grow(self.begin_round, order)[0]
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         self.n_requests += 1
@@ -122,7 +123,7 @@ class WholeEngine:
     """
 
     def __init__(self, shard: Shard, loss_terms: LossTerms, *, n_threads: int = 1) -> None:
-        self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
+        self.team = team_for(shard.n_rows, len(shard.tree_layout.n_bins), n_threads)
         store = RowStore(
             [
                 g._replace(fields=[f for f in g.fields if f.name in shard.fields])
@@ -141,7 +142,7 @@ class WholeEngine:
 
     def advance(self, values: np.ndarray) -> GradientStats:
         self._n += 1
-        return self.rows.advance(self._n, self._terms, values)
+        return self.rows.advance(self._n, values, self._terms)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each thread."""

@@ -89,7 +89,7 @@ def shard_of(
 def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:
     """Return the specification of shards of a layout; changes : fields by name."""
     fields: dict[str, Any] = {
-        "layout": layout, "bin_layout": layout, "max_leaves": 8, "constant_hessian": False, "n_channels": 3,
+        "layout": layout, "tree_layout": layout, "max_leaves": 8, "constant_hessian": False, "n_channels": 3,
     }  # fmt: skip
     return ShardSpec(**fields | changes)
 

@@ -69,4 +69,4 @@ def test_a_tree_of_many_categories_takes_little_memory() -> None:
     grown = a_tree(np.array([5000, 5000, 200]), np.array([True, False, False]), 31, 1)
     n_sets = int((grown.nodes.feature[grown.nodes.child >= 0] == 0).sum())
     assert 0 < n_sets < 30 and grown.sets.bits.nbytes == n_sets * 626
-    assert grown.table.nbytes == 61 * 24
+    assert grown.node_fields.nbytes == 61 * 24

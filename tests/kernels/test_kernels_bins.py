@@ -83,7 +83,7 @@ def test_infinite_values_are_found_where_they_are(dtype: type, infinite: float) 
 
 def assert_tiles_hold_the_codes(table: CodedTable) -> None:
     shard = table.shard(np.zeros(table.n_rows), None)
-    in_bytes, layout = shard.tiles.view(np.uint8), shard.bin_layout
+    in_bytes, layout = shard.tiles.view(np.uint8), shard.tree_layout
     for column in range(layout.n_tiled):
         expected = [naive.joint_code(table.codes[:, row], layout, column) for row in range(table.n_rows)]
         assert in_bytes[column // 32, :, column % 32].tolist() == expected
@@ -107,13 +107,13 @@ def test_features_without_missing_values_need_fewer_columns() -> None:
     dummies = make_table([2] * 16, 50, missing=0.0)
     dummies.codes[:, 0], dummies.codes[:, 1] = 0, 1
     shard = dummies.shard(np.zeros(50), None)
-    assert dummies.layout.n_tiled == 4 and shard.bin_layout.n_tiled == 2
-    assert shard.bin_layout.offset.tolist() == dummies.layout.offset.tolist()
+    assert dummies.layout.n_tiled == 4 and shard.tree_layout.n_tiled == 2
+    assert shard.tree_layout.offset.tolist() == dummies.layout.offset.tolist()
     dummies.codes[3, 20] = 2
     shard = dummies.shard(np.zeros(50), None)
-    assert shard.bin_layout.n_codes.tolist() == [2, 2, 2, 3] + [2] * 12 and shard.bin_layout.n_tiled == 3
+    assert shard.tree_layout.n_codes.tolist() == [2, 2, 2, 3] + [2] * 12 and shard.tree_layout.n_tiled == 3
     assert_tiles_hold_the_codes(dummies)
-    assert dummies.shard(np.zeros(50), None, rows=slice(0, 0)).bin_layout.n_tiled == 4
+    assert dummies.shard(np.zeros(50), None, rows=slice(0, 0)).tree_layout.n_tiled == 4
 
 
 def test_tiles_are_filled_in_ranges() -> None:

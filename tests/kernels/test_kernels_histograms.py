@@ -115,7 +115,7 @@ def histogram_of(
 ) -> tuple[np.ndarray, int]:
     """Return the histogram of some columns from records, and the number of rows that were flushed meanwhile."""
     shard = table.shard(np.zeros(table.n_rows), None)
-    layout = shard.bin_layout
+    layout = shard.tree_layout
     first, last = columns or (0, len(layout.first) - 1)
     histogram = np.full((2 if packing.row == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
@@ -173,7 +173,7 @@ def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> Non
 def test_some_columns_only(packing: Packing) -> None:
     """Each unit of work (a tile, a two-byte column) fills its own part of the histogram and nothing else."""
     table = make_table([40] * 33 + [3] * 8 + [400, 500], 80)
-    layout, rows = table.shard(np.zeros(80), None).bin_layout, list(range(80))
+    layout, rows = table.shard(np.zeros(80), None).tree_layout, list(range(80))
     g, h = random_sums(packing, 80, 5)
     n_columns = len(layout.first) - 1
     for first, last in ((0, 32), (32, layout.n_tiled), (layout.n_tiled, layout.n_tiled + 1), (n_columns - 1, n_columns)):
@@ -207,7 +207,7 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     """Add some rows, and then the others, as two threads would; with counts also sums that were flushed before."""
     g, h = random_sums(packing, table.n_rows, seed)
     shard = table.shard(np.zeros(table.n_rows), None)
-    rows, layout = list(range(table.n_rows)), shard.bin_layout
+    rows, layout = list(range(table.n_rows)), shard.tree_layout
     n_buckets = int(layout.offset[-1])
     words, packed_counts = np.full((3, n_buckets), 99), np.full((3, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
@@ -239,7 +239,7 @@ def test_a_histogram_follows_gradients_that_change(
     times = rng.integers(1, 4, n).astype(np.uint8) if packing is WEIGHED else None
     hessian = rng.random(n if with_hessian else 0).astype(np.float32)
     shard = table.shard(np.zeros(n), None, times=times)
-    layout, scales = shard.bin_layout, np.array([packing.max_gradient, 8000.0])
+    layout, scales = shard.tree_layout, np.array([packing.max_gradient, 8000.0])
     h = [quantised_hessian(one, 8000.0) for one in hessian] or [1] * n
     slopes = np.array([-1.0, 0.25, 0.0, 1.0], np.float32)
     gradient, known, sums = rng.choice(slopes, n), np.zeros(n, np.int16), np.zeros((n_channels, int(layout.offset[-1])))
@@ -261,7 +261,7 @@ def test_changes_of_more_rows_than_a_stripe() -> None:
     n = 2 * STRIPE + 21
     table, rng = make_table([20, 3, 3, 300], n), np.random.default_rng(0)
     shard = table.shard(np.zeros(n), None)
-    layout, gradient = shard.bin_layout, rng.choice([-1.0, 1.0], n).astype(np.float32)
+    layout, gradient = shard.tree_layout, rng.choice([-1.0, 1.0], n).astype(np.float32)
     known, sums, scales = np.zeros(n, np.int16), np.zeros((2, int(layout.offset[-1]))), np.array([32_767.0, 1.0])
     of_rows, scratch, none = shard.histogram_rows, new_change_scratch(layout), or_empty(None, "float32")
     into = Histograms(sums[None], None)

@@ -31,7 +31,7 @@ def passed(
     shard = shard_of(table.stored(), spec, y, weight, raw.copy())
     loss = SoftmaxLogLoss(len(raw))
     terms = loss.pass_terms()
-    stats = terms.advance(shard.gradient_pass(terms, np.zeros((len(raw), 1)), new_pass_scratch(), 0, shard.n_rows))
+    stats = terms.advance(shard.gradient_pass(np.zeros((len(raw), 1)), terms, new_pass_scratch(), 0, shard.n_rows))
     total = (stats.coarse_loss + stats.fine_loss / FINE) / loss_unit
     return shard, stats.max_gradient, stats.max_hessian, total
 

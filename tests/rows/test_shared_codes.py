@@ -125,7 +125,7 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
         assert order is not None
         rows.shard.leaf[0] = dict(order.in_order([("leaf", leaf[kept])]))["leaf"]
         values = rng.normal(size=(1, SPEC.max_leaves))
-        one, other = own.advance(0, TERMS, values), rows.advance(0, TERMS, values)
+        one, other = own.advance(0, values, TERMS), rows.advance(0, values, TERMS)
         assert one is not None and other is not None
         assert (one.max_gradient, one.coarse_loss, one.fine_loss) == (other.max_gradient, other.coarse_loss, other.fine_loss)
         assert_equal(content(own), content(rows))

@@ -100,7 +100,7 @@ def test_arrays_in_memory_are_not_copied() -> None:
     shard = whole_shard(rows_in_memory(fields, SPEC, IDS))
     for name, array in fields.items():
         assert np.shares_memory(shard.fields[name], array)
-    assert np.shares_memory(shard.codes.narrow, fields["narrow"]) and shard.bins is shard.codes
+    assert np.shares_memory(shard.codes.narrow, fields["narrow"]) and shard.tree_codes is shard.codes
     assert shard.tiles.ctypes.data % 64 == 0
 
 
@@ -137,11 +137,11 @@ def test_some_rows_are_those_of_memory(
     chosen = np.random.default_rng(seed).random(2000) < fraction
     memory = in_memory(n_threads, chosen.__getitem__)
     files = training_rows(EncodedStore(stored(root, block_rows), SPEC, IDS), n_threads, n_staying, is_kept=chosen.__getitem__)
-    memory.advance(0, TERMS, values)
+    memory.advance(0, values, TERMS)
     expected = content(memory)
     is_kept = chosen[expected["ids"]]
     for rows in (memory, files):
-        rows.advance(0, TERMS, values)
+        rows.advance(0, values, TERMS)
         kept = rows.keep_only([0])
         assert (kept is rows) == is_kept.all() and (kept is None) == (not is_kept.any())
         if kept is not None:
@@ -180,7 +180,7 @@ def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, cha
     files = training_rows(EncodedStore(stored(root, 16, spec, fields), spec, IDS))
     memory = training_rows(rows_in_memory(fields, spec, IDS))
     for number in range(2):
-        of_files, of_memory = files.advance(number, terms, values), memory.advance(number, terms, values)
+        of_files, of_memory = files.advance(number, values, terms), memory.advance(number, values, terms)
         assert of_memory.noise is not None
         for name, value in vars(of_memory).items():
             np.testing.assert_array_equal(getattr(of_files, name), value, name)
@@ -195,10 +195,10 @@ def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, cha
 def test_a_call_that_is_repeated_after_rows_were_dropped_has_the_statistics_of_the_others() -> None:
     rows = in_memory(is_kept=lambda row_ids: row_ids >= 1000)
     values = np.full((1, 8), 0.5)
-    rows.advance(0, TERMS, values)
+    rows.advance(0, values, TERMS)
     kept = rows.keep_only([0])
     assert kept is not None
-    before, stats = content(kept), kept.advance(0, TERMS, values)
+    before, stats = content(kept), kept.advance(0, values, TERMS)
     np.testing.assert_equal(content(kept), before)
     assert stats.max_gradient[0] == np.abs(before["gradient"]).max()
 
@@ -211,16 +211,16 @@ def test_resident_blocks_are_read_once_and_written_when_unloaded(root: Path, n_s
     values = np.full((1, 8), 0.5)
     for k in range(3):
         n_read = rows.bytes_read
-        rows.advance(k, TERMS, values)
-        expected.advance(k, TERMS, values)
+        rows.advance(k, values, TERMS)
+        expected.advance(k, values, TERMS)
         streamed = (rows.bytes_read - n_read) - (sum(file.stride for file in store.files) * n_resident if k == 0 else 0)
         assert (streamed > 0) == (n_resident < 7) and streamed <= (7 - n_resident) * sum(file.stride for file in store.files)
     assert (store.files[2].bytes_written > before) == (n_resident < 7)
     rows.unload()
     other = training_rows(encoded)  # reads what is in the files
     np.testing.assert_equal(content(other), content(expected))
-    rows.advance(3, TERMS, values)
-    expected.advance(3, TERMS, values)
+    rows.advance(3, values, TERMS)
+    expected.advance(3, values, TERMS)
     np.testing.assert_equal(content(other), content(expected))
     rows.close()
 
@@ -294,9 +294,8 @@ leaves = Statistic(lambda shard, first, last: shard.leaf[0, first:last].copy())
 
 
 def grow_whole(rows: TrainingRows, iteration: int) -> None:
-    grow_trees = rows.grower.grow_trees
-    assert grow_trees is not None
-    assert next(grow_trees([problem(iteration).task])).n_leaves > 4
+    trees = rows.grower.whole_trees([problem(iteration).task])
+    assert trees is not None and next(trees).n_leaves > 4
 
 
 def grow_in_rounds(rows: TrainingRows, iteration: int) -> None:
@@ -309,7 +308,7 @@ def grow_in_rounds(rows: TrainingRows, iteration: int) -> None:
         return run
 
     order = GrowOrder((problem(iteration).task,), TABLE.layout, np.ones(len(TABLE.layout.n_bins), bool), N, 4)
-    TreeRounds().grow_trees(begin_round, order)
+    TreeRounds().grow(begin_round, order)
 
 
 def test_rows_outside_the_sample_are_assigned_before_rows_are_dropped(two_threads: TrainingRows) -> None:
@@ -329,7 +328,7 @@ def test_a_tree_in_rounds_after_a_whole_one_is_the_last(two_threads: TrainingRow
     grow_whole(two_threads, 1)
     for each in (two_threads, other):
         grow_in_rounds(each, 2)
-        each.advance(0, TERMS, np.arange(8.0)[None])
+        each.advance(0, np.arange(8.0)[None], TERMS)
     assert two_threads.shard is not None and other.shard is not None
     assert len(np.unique(two_threads.shard.raw)) > 4
     assert two_threads.shard.raw.tobytes() == other.shard.raw.tobytes()

@@ -19,7 +19,7 @@ OPTIONS = {
     "metrics/named.py", "prepared/dataset_files.py", "prepared/dataset_rows.py", "prepared/prepare.py",
     "rows/block_file.py", "rows/shared_codes.py", "session/bites.py",
     "session/evaluation_rows.py", "session/memory.py", "training/arcbites.py", "training/auto_iterations.py",
-    "training/checkpoint.py", "trees/bin_proposal.py", "trees/rounds_in_files.py", "trees/rounds_in_memory.py",
+    "training/checkpoint.py", "rows/bin_proposal.py", "trees/rounds_in_files.py", "trees/rounds_in_memory.py",
     "trees/split_finder.py", "trees/tree_growth.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.

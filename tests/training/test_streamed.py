@@ -109,13 +109,13 @@ def test_trees_of_an_iteration_share_passes(
     target = np.argmax(X[:, :n_classes] + np.sin(X[:, 2:]) + rng.gumbel(size=(3000, n_classes)), axis=1)
     allowed: list[int] = []
     if n_together is None:
-        compute = memory.trees_per_pass
+        compute = memory.most_trees_per_pass
 
         def noted(*arguments: Any) -> int:
             allowed.append(compute(*arguments))
             return allowed[-1]
 
-        monkeypatch.setattr(training_rows, "trees_per_pass", noted)
+        monkeypatch.setattr(training_rows, "most_trees_per_pass", noted)
     else:
         tune(trees_per_pass=n_together)
     counted = [0]

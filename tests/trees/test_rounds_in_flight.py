@@ -90,7 +90,7 @@ class QueueingShards:
 def grow(problems: Sequence[Problem], calls: QueueingShards, width: int, in_flight: int) -> list[bytes]:
     tasks = tuple(replace(one.task, output=k) for k, one in enumerate(problems))
     order = GrowOrder(tasks, TABLE.layout, np.ones(3, bool), TABLE.n_rows, width, in_flight)
-    trees = TreeRounds().grow_trees(calls.begin_round, order)
+    trees = TreeRounds().grow(calls.begin_round, order)
     for one, grown in zip(problems, trees, strict=True):
         assert_equal(one.finished(grown), one.whole(1)[0])
     return [grown.leaf_sums.tobytes() for grown in trees]

@@ -18,12 +18,11 @@ import dboost
 from dboost.data.columns import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.bins import quantile_fine_bins
-from dboost.rows.bin_merge import BinMerge, merge_into_bins
+from dboost.rows.bin_proposal import FINE_BINS_PER_BIN, BinMerge, merge_into_bins
 from dboost.rows.row_sample import RowSubset, Sample
 from dboost.rows.shard import BinnedColumns
 from dboost.rows.shard_spec import plan_layout
 from dboost.rows.statistics import fine_bin_hessians
-from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import shard_of, spec_of
@@ -88,7 +87,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     weight = rng.integers(1, 4, n).astype(float) if weighted else None
     codes = BinnedColumns(narrow, wide, np.array([-1, 0, 1, -2]))
     shard = shard_of(
-        codes, spec_of(layout, bin_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight,
+        codes, spec_of(layout, tree_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight,
         np.zeros((1, n)),
     )  # fmt: skip
     assert shard.hessian is not None
@@ -105,14 +104,14 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     for feature in range(4):
         here = np.bincount(codes.of(feature)[taken], mass[taken], n_cells[feature] + 1)
         if n_cells[feature] == bins.n_bins[feature]:
-            np.testing.assert_array_equal(shard.bins.of(feature), codes.of(feature))
+            np.testing.assert_array_equal(shard.tree_codes.of(feature), codes.of(feature))
             continue
         np.testing.assert_array_equal(found[layout.offset[feature] : layout.offset[feature + 1]], here)
         ends = naive_bins(here[:-1], 40)
         ends[-1] = n_cells[feature] - 1  # rows that are left out need a bin, too
         expected = np.searchsorted(ends, codes.of(feature))
         expected[codes.of(feature) == n_cells[feature]] = 40
-        np.testing.assert_array_equal(shard.bins.of(feature), expected)
+        np.testing.assert_array_equal(shard.tree_codes.of(feature), expected)
 
 
 # Whole fits.
@@ -238,7 +237,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 def rank_error(n_rows: int, confidence: float = 0.95) -> float:
-    """The bound of Dvoretzky, Kiefer, Wolfowitz and Massart, see `trees.bin_proposal`."""
+    """The bound of Dvoretzky, Kiefer, Wolfowitz and Massart, see `rows.bin_proposal`."""
     return math.sqrt(math.log(2.0 / (1.0 - confidence)) / (2.0 * n_rows))
 
 

@@ -34,8 +34,7 @@ from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.sparse import is_sparse_matrix
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.partition import check_columns
-from dboost.data.kinds.table_kinds import is_dask, library
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, is_dask, library
 from dboost.data.sources import Parts, ReadCount
 from dboost.data.sources.stored_stream import StoredStream, stored
 from dboost.data.tables.dask_collections import in_place, roles_in
@@ -638,7 +637,7 @@ def _read_part(
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
     partitions = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads)
-    n_rows = partitions.take(i, in_place(bundle, filled), is_persisted and budget is None)
+    n_rows = partitions.read(i, in_place(bundle, filled), is_persisted and budget is None)
     return Receipt(i, n_rows, ref)
 
 
@@ -651,7 +650,7 @@ def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan:
     receipts = []
     with partitions.decoding:
         for i, partition in enumerate(source.partitions(how.needed), first):
-            receipts.append(Receipt(i, partitions.take(i, (partition, {})), ref))
+            receipts.append(Receipt(i, partitions.read(i, (partition, {})), ref))
             del partition
     return receipts
 

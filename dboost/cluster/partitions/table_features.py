@@ -8,8 +8,8 @@ from dboost.cluster.partitions.partitioned_table import PartitionedTable
 from dboost.data.columns.chunk import CategoryIndex
 from dboost.data.columns.numbers_as_text import warn_of_text
 from dboost.data.columns.read_plan import ReadPlan
-from dboost.data.tables.column_unifier import disagree
-from dboost.data.tables.reading import Reading, read_alike
+from dboost.data.tables.reader import disagree
+from dboost.data.tables.reading import Reading, read_consistently
 from dboost.data.tables.row_metadata import check_max_weight, raise_for_issues
 from dboost.errors import DataError
 from dboost.schema import Feature
@@ -24,18 +24,15 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
     DataError
         For invalid values, and for a table without rows.
     """
-    features: tuple[Feature, ...] = ()
 
     def read(reading: Reading) -> tuple[Feature, ...]:
-        nonlocal features
         if reading is table.source.reading:
             table.load()
         else:
             table.load_again(table.source.again(reading))
-        features = _checked_features(table)
-        return features
+        return _checked_features(table)
 
-    read_alike(table.source.reading, read)
+    features = read_consistently(table.source.reading, read)
     table.set_features(features)
     if table.source.plan.known is None:
         warn_of_text(features, table.source.named, _category_kinds(table.partition_stats, len(features)))

@@ -24,10 +24,11 @@ from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, Decode
 from dboost.cluster.transport.messages import LostWorkers, Timing
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Branch, for_all
+from dboost.rows.shard_spec import MOST_OPENED
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.tree_growth import MOST_OPENED, Round
+from dboost.trees.tree_growth import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 
@@ -54,7 +55,7 @@ class ReducerRounds:
         rows_of: Mapping[SessionRef, int],
         exchange: SliceExchange | None,
     ) -> tuple[list[GrownTree], Timing]:
-        """Grow the trees of an order, see `TreeRounds.grow_trees`.
+        """Grow the trees of an order, see `TreeRounds.grow`.
 
         branches : of the tree of all sessions (see `cluster.transport.session_tree`).
         rows_of : number of rows of each session, by the client's records.
@@ -73,7 +74,7 @@ class ReducerRounds:
         self._n_under_way = 0
         began, before = time.perf_counter(), calls.n_bytes
         order = replace(order, n_in_flight=self._most_in_flight(order))
-        trees = self._rounds.grow_trees(self.begin_round, order)
+        trees = self._rounds.grow(self.begin_round, order)
         in_reducer = time.perf_counter() - began - self._in_calls
         waiting = max(self._in_calls - self._timing.compute - self._timing.reduce, 0.0)
         return trees, self._timing + Timing(reduce=in_reducer, wait=waiting, n_bytes=calls.n_bytes - before)
@@ -128,7 +129,7 @@ class ReducerRounds:
         began, before = time.perf_counter(), calls.n_bytes
         answers: list[Any] = []
         packed = pack_round((tasks,))
-        wait = calls.begin(Session.grow_trees.__name__, {branch: (packed,)})
+        wait = calls.begin(Session.grow_whole_trees.__name__, {branch: (packed,)})
         wait(lambda _, message: answers.append(bytes(message.content)))
         answer = unpack(answers[0])
         if answer is None:

@@ -177,7 +177,7 @@ class ClusterBackend:
         self.trees = trees
         session_spec = replace(spec, n_growing=None)
         self._hold_out(chosen, session_spec)
-        training.n_outputs = spec.shard_spec.n_trees
+        training.n_outputs = spec.shard_spec.trees_per_iteration
         if self._is_handed_over(spec):
             training.host_spec = spec
 
@@ -307,7 +307,7 @@ class ClusterBackend:
         # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
         how = (max_leaves, 1) if self.streams else (leaves_per_round(max_leaves), n_in_flight)
         spec = self.spec.shard_spec
-        order = GrowOrder(tasks, spec.bin_layout, spec.is_identity_bin_map, self.n_rows, *how)
+        order = GrowOrder(tasks, spec.tree_layout, spec.is_identity_bin_map, self.n_rows, *how)
 
         def ask() -> tuple[list[GrownTree], Timing]:
             return self.connection.grow_trees(self.training.sessions, order, self.training.rows_of_sessions())
@@ -325,7 +325,7 @@ class ClusterBackend:
         if any(task.bin_merge is not None for task in tasks):
             return 1
         row_bytes = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
-        histogram_bytes = 16 * int(self.spec.shard_spec.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        histogram_bytes = 16 * int(self.spec.shard_spec.tree_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         budget = self.spec.budget
         tree_bytes = tuning().tree_bytes if budget is None else budget.limit // 16
         most = max(tree_bytes // max(row_bytes, histogram_bytes), 1)

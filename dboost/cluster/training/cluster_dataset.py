@@ -43,8 +43,8 @@ from dboost.data.columns.read_plan import ReadPlan, binned_plan
 from dboost.data.columns.roles import ROLES, n_columns_of, rows_of
 from dboost.data.kinds.frame import some_values
 from dboost.data.kinds.partition import read_slices, role_column
-from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.dask_collections import in_place
+from dboost.data.tables.reader import ColumnUnifier
 from dboost.data.tables.reading import Reading
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.files.lease import Lease

@@ -172,7 +172,7 @@ class PartitionMover:
 def _take_slice(session: Session, batch: str, partition: int, plan: bytes, chunk: Chunk, number: int) -> None:
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
-    session.loading.open(batch, how, budget, whole, session.n_threads).take_slice(partition, chunk, number)
+    session.loading.open(batch, how, budget, whole, session.n_threads).add_slice(partition, chunk, number)
 
 
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
@@ -180,7 +180,7 @@ _TEARDOWN_TIMEOUT = 3.0
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
 _OF_ROUNDS = frozenset({EXCHANGE_ROUND, Session.round_histograms.__name__})
 #: Other calls of every iteration whose results contain none.
-_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_trees))
+_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_whole_trees))
 #: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
 _NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
 #: Calls that free the memory of feature values.

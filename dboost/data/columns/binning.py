@@ -16,7 +16,7 @@ the grid above it (`between`).
 a categorical feature are bins already.
 
 The rank error of candidates from n sampled rows is at most 1.36 / sqrt(n) with 95 % probability. That is 0.3 % for the default
-sample, less than the width of a bin, 1 / 255 (see `trees.bin_proposal`, also for bins that are proposed several times). If
+sample, less than the width of a bin, 1 / 255 (see `rows.bin_proposal`, also for bins that are proposed several times). If
 every distinct value is a candidate, all rows are used instead of a sample.
 """
 

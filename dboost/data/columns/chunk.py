@@ -12,7 +12,7 @@ An index that starts from the categories of a model is either closed, and unknow
 numbered after those of the model, sorted among themselves.
 
 **Binned rows.** The partitions of a data set that stays in memory are bin codes: a `BinnedPartition` holds the code of every
-value, and the roles as they were given. It is read like any other partition (`data.kinds.tables_in_memory.as_frame` knows
+value, and the roles as they were given. It is read like any other partition (`data.kinds.table_kinds.as_frame` knows
 it), with a plan that names the binning: the stored arrays are the codes, and `Table` yields them as `DecodedColumns`. Encoding
 copies the codes. Code that needs values, such as the scores by an earlier model, gets values that lie in the bins
 (`DecodedColumns`); trees whose thresholds are edges of these bins route them like the originals.

@@ -23,8 +23,7 @@ from dboost.data.columns.read_plan import ReadPlan, columns_of_roles
 from dboost.data.columns.roles import ROLES, RowRoles, keys_of
 from dboost.data.columns.sparse import SparseColumn
 from dboost.data.kinds.frame import Frame
-from dboost.data.kinds.table_kinds import collected, form_of, names_of_table
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, collected, form_of, names_of_table
 from dboost.errors import DataError, InputTypeError
 
 

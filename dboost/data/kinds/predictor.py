@@ -22,7 +22,7 @@ from dboost.data.columns.read_plan import ReadPlan, columns_like
 from dboost.data.columns.sparse import SparseColumn, is_sparse_matrix
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.partition import read_slices
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame
 from dboost.errors import DBoostError
 from dboost.schema import Feature
 from dboost.tuning import tuning

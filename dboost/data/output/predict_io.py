@@ -18,8 +18,7 @@ import numpy.typing as npt
 from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.partition import role_column
 from dboost.data.kinds.predictor import Predictor, feature_block
-from dboost.data.kinds.table_kinds import is_path, is_source, is_stream, names_of_table, predictions_like
-from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.kinds.table_kinds import as_frame, is_path, is_source, is_stream, names_of_table, predictions_like
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
 from dboost.data.sources import Stream
 from dboost.data.sources.row_filter import RowFilter

@@ -4,25 +4,29 @@ Partitions arrive in any order from several threads. The thread that computes a 
 chunk, translate its categories to provisional codes of the whole table (see `data/columns/chunk.py`), and put its arrays into a
 spool, in memory or in a file (see `files.spool`). After the last partition it is known whether each column is categorical, what
 the sorted categories are, and the target of all rows.
+
+Two partitions are consistent in a column if both contain numbers or both contain categories; otherwise the reader raises an
+error at once. A column without any value is consistent with both, because its dtype is arbitrary (an empty text column of a CSV
+block is read as floats).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from dboost.data.columns.chunk import CategoryIndex, Chunk, MatrixColumns, slice_rows
-from dboost.data.columns.column import CategoryColumn, Column, without_unused
+from dboost.data.columns.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import ROLES, RowRoles
-from dboost.data.columns.sparse import has_sparse, packed, unpacked
+from dboost.data.columns.sparse import SparseColumn, has_sparse, packed, unpacked
 from dboost.data.kinds.partition import read_slices, role_column
-from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -35,7 +39,7 @@ from dboost.data.tables.row_metadata import (
 )
 from dboost.errors import ColumnKindsError, DataError, DBoostError
 from dboost.files.spool import Spool
-from dboost.schema import Feature, Level
+from dboost.schema import Feature, Level, kinds_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,71 @@ class LimitCheck(Protocol):
 
     def check_rows(self, n_values: np.ndarray, n_rows: int) -> None:
         """Check the numbers of values of the features (int64[n_features]) in the first slice of rows."""
+
+
+class ColumnUnifier:
+    """The kind and the categories of one column over all partitions."""
+
+    def __init__(
+        self, name: str, known: tuple[Level, ...] | None = None, extend_categories: bool = False, is_target: bool = False
+    ) -> None:
+        self._name, self._is_target = name, is_target
+        #: Whether the column is categorical, and a partition that determines it; None while all values are missing.
+        self.seen: tuple[bool, int] | None = None
+        #: The first partition with categories of each kind.
+        self.category_kinds: dict[str, int] = {}
+        self._known, self._extends = known, extend_categories
+        self._lock = threading.Lock()
+
+    @cached_property
+    def categories(self) -> CategoryIndex:
+        return CategoryIndex(self._name, self._known, extend_categories=self._extends, is_target=self._is_target)
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether categories are used: those of a model, or of a partition."""
+        has_any = self._known is not None or (self.seen is not None and self.seen[0])
+        return has_any and bool(self.categories.used())
+
+    def add(self, column: Column, i: int) -> np.ndarray:
+        """Return numbers unchanged, categories as provisional codes. Thread-safe."""
+        categorical = isinstance(column, CategoryColumn)
+        empty = not column.categories if isinstance(column, CategoryColumn) else _all_missing(column)
+        with self._lock:
+            if not empty:
+                self.seen = self.seen or (categorical, i)
+                if self.seen[0] != categorical:
+                    raise disagree(self._name, self.seen, (categorical, i))
+            if not isinstance(column, CategoryColumn):
+                return column
+            codes = self.categories.translate(column.categories)
+            for kind in kinds_of(column.categories):
+                self.category_kinds[kind] = min(i, self.category_kinds.get(kind, i))
+        return apply(codes, column.codes)
+
+
+def disagree(name: str, first: tuple[bool, int], second: tuple[bool, int]) -> DataError:
+    """Return the error for a column that is categorical in one partition only.
+
+    first, second : (whether it is categorical, partition number).
+    """
+    (_, numbers), (_, text) = sorted((first, second))
+    if numbers == text:
+        return ColumnKindsError(f"column {name!r} holds numbers in some rows of partition {numbers}, but text in others")
+    return ColumnKindsError(f"column {name!r} holds numbers in partition {numbers}, but text or categories in partition {text}")
+
+
+def mixes_kinds(features: Sequence[Feature]) -> bool:
+    """Return whether a feature has categories that are text and others that are not."""
+    return any(len({isinstance(level, str) for level in feature.categories}) == 2 for feature in features if feature.categories)
+
+
+def _all_missing(values: np.ndarray | SparseColumn) -> bool:
+    if isinstance(values, SparseColumn):
+        return values.is_all_missing
+    if not len(values):
+        return True
+    return values.dtype.kind == "f" and bool(np.isnan(values[0])) and bool(np.isnan(values).all())
 
 
 #: Rows of the first slice of which a memory limit is checked.
@@ -139,7 +208,7 @@ class Reader:
         #: Number of target columns, and a partition that has them; None before the first partition with rows.
         self._target_columns: tuple[int, int] | None = None
 
-    def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> StoredSlices:
+    def read_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> StoredSlices:
         """Read a partition. Thread-safe.
 
         vectors : roles that are not columns of it, by name; is_persisted : whether the partition stays in memory anyway. Views
@@ -179,7 +248,7 @@ class Reader:
     def _most_rows(self) -> int | None:
         return None if self.spool.most_bytes is None else slice_rows(self.spool.most_bytes, len(self._features))
 
-    def take_slice(self, i: int, chunk: Chunk, number: int) -> StoredSlice:
+    def add_slice(self, i: int, chunk: Chunk, number: int) -> StoredSlice:
         """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""
         if chunk.matrix is not None:
             chunk = replace(chunk, columns=MatrixColumns(chunk.matrix))
@@ -214,7 +283,7 @@ class Reader:
             roles["target"] = _with_own_categories(target.codes, self._target)
         return Chunk(piece.n_rows, columns, RowRoles.of(roles), matrix, piece.fingerprint)
 
-    def take_whole(self, data: Any) -> StoredSlices:
+    def read_whole(self, data: Any) -> StoredSlices:
         """Read a table in memory without unnecessary copies."""
         (chunk,) = read_slices(data, self._plan)
         arrays, piece = self._translate(0, chunk, private=False)

@@ -2,16 +2,16 @@
 
 A `GivenTable` is a table with its roles, as a call gave it. `plan_reading` opens it as far as the names of its columns, and
 returns a `Reading`: where the rows are, which columns are read, and which roles arrive apart from them. Two functions execute a
-reading: `data.tables.open_table.read_table` in this process, `cluster.partitions.read_tasks` by workers. Both go through
-`read_alike`, which reads CSV files again with columns as text if these have text in some blocks only.
+reading: `data.tables.read_table.read_table` in this process, `cluster.partitions.read_tasks` by workers. Both go through
+`read_consistently`, which reads CSV files again with columns as text if these have text in some blocks only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.named_columns import with_named_targets
-from dboost.data.kinds.table_kinds import is_dask, is_path, is_source, is_stream
-from dboost.data.kinds.tables_in_memory import as_frame
-from dboost.data.tables.column_unifier import mixes_kinds
-from dboost.data.tables.reader import LimitCheck
+from dboost.data.kinds.table_kinds import as_frame, is_dask, is_path, is_source, is_stream
+from dboost.data.tables.reader import LimitCheck, mixes_kinds
+from dboost.data.tables.table import Table
 from dboost.errors import ColumnKindsError, DataError, InputTypeError, ParameterError
 from dboost.schema import Feature
 
@@ -119,7 +118,7 @@ def plan_reading(
     Parameters
     ----------
     like, extend_categories, require_target
-        As of `data.tables.open_table.open_table`.
+        As of `data.tables.read_table.open_table`.
     most_bytes : int, optional
         Target size of a partition of files or of a stream.
     limit : LimitCheck, optional
@@ -222,14 +221,18 @@ def _opened(
     return _Opened(data, "memory", frame.names, frame.named, frame)
 
 
-def read_alike(reading: Reading, read: Callable[[Reading], Sequence[Feature]], n_threads: int | None = None) -> None:
+#: What reading returns: the table, or on a cluster its features.
+Rows = TypeVar("Rows", Table, tuple[Feature, ...])
+
+
+def read_consistently(reading: Reading, read: Callable[[Reading], Rows], n_threads: int | None = None) -> Rows:
     """Read a table; read CSV files once more if a column holds numbers in some blocks and text in others, then as text.
 
     Parameters
     ----------
     reading : Reading
     read : callable
-        Reads the rows and returns the features; what it has read before is replaced.
+        Reads the rows; what it has read before is replaced.
     n_threads : int, optional
         Threads that inspect all blocks for text.
 
@@ -239,13 +242,16 @@ def read_alike(reading: Reading, read: Callable[[Reading], Sequence[Feature]], n
         If partitions of other data differ in the kind of a column.
     """
     try:
-        features = read(reading)
-        if reading.plan.known is not None or not mixes_kinds(features):
-            return
+        rows = read(reading)
+        if reading.plan.known is not None or not mixes_kinds(rows.features if isinstance(rows, Table) else rows):
+            return rows
         again = reading.with_text(n_threads)
+        if again is None:
+            return rows
+        if isinstance(rows, Table):
+            rows.close()
     except ColumnKindsError:
         again = reading.with_text(n_threads)
         if again is None:
             raise
-    if again is not None:
-        read(again)
+    return read(again)

@@ -1,10 +1,15 @@
-"""Read a table of any kind in this process, once."""
+"""Read a table of any kind in this process, once.
+
+`read_table` reads a table as a call gave it; `open_table` is the same with the parts of such a table as keywords.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dboost.data.columns.binning import Binning
@@ -15,7 +20,7 @@ from dboost.data.columns.sparse import check_codes
 from dboost.data.kinds.partition import check_columns
 from dboost.data.kinds.table_kinds import is_dask, is_path
 from dboost.data.tables.reader import LimitCheck, Reader, StoredSlices, rows_in
-from dboost.data.tables.reading import GivenTable, Reading, plan_reading, read_alike
+from dboost.data.tables.reading import GivenTable, Reading, plan_reading, read_consistently
 from dboost.data.tables.row_metadata import (
     OF_POSITIVE_WEIGHT,
     MetadataRows,
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How `open_table` uses threads and memory; only the first applies to data other than Dask collections and paths."""
+    """How `read_table` uses threads and memory; only the first applies to data other than Dask collections and paths."""
 
     #: Threads that compute Dask partitions; None for Dask's default.
     n_threads: int | None = None
@@ -51,6 +56,30 @@ class ReadOptions:
 
 
 _DEFAULTS = ReadOptions()
+
+
+def read_table(table: GivenTable, options: ReadOptions = _DEFAULTS, **model: Any) -> Table:
+    """Read a table in this process.
+
+    model : keywords of `open_table` for the features of an existing model: ``like``, ``extend_categories``; and
+    ``require_target``.
+    """
+    remove_stale()
+    with _naming(table.data) if is_path(table.data) else nullcontext():
+        reading = plan_reading(table, **model, most_bytes=options.most_bytes, limit=options.limit)
+        rows = read_consistently(reading, partial(_read_rows, options), options.n_threads)
+        if reading.plan.known is None and any(feature.is_categorical for feature in rows.features):
+            from dboost.data.columns.numbers_as_text import warn_of_text
+
+            warn_of_text(rows.features, rows.named, rows.category_kinds)
+        return rows
+
+
+def _naming(path: Any) -> AbstractContextManager[None]:
+    """Return a context whose errors name the path."""
+    from dboost.data.sources.files import reading
+
+    return reading(path)
 
 
 def open_table(
@@ -110,42 +139,7 @@ def open_table(
     return read_table(table, options, like=like, extend_categories=extend_categories, require_target=require_target)
 
 
-def read_table(table: GivenTable, options: ReadOptions = _DEFAULTS, **model: Any) -> Table:
-    """Read a table in this process.
-
-    model : keywords of `open_table` for the features of an existing model: ``like``, ``extend_categories``; and
-    ``require_target``.
-    """
-    remove_stale()
-    if not is_path(table.data):
-        return _read_alike(table, options, model)
-    from dboost.data.sources.files import reading
-
-    with reading(table.data):
-        return _read_alike(table, options, model)
-
-
-def _read_alike(source: GivenTable, options: ReadOptions, model: dict[str, Any]) -> Table:
-    """Read a table as `read_alike` says; warn of text that looks like numbers."""
-    planned = plan_reading(source, **model, most_bytes=options.most_bytes, limit=options.limit)
-    tables: list[Table] = []
-
-    def read(reading: Reading) -> tuple[Feature, ...]:
-        while tables:
-            tables.pop().close()
-        tables.append(_read(reading, options))
-        return tables[0].features
-
-    read_alike(planned, read, options.n_threads)
-    (table,) = tables
-    if planned.plan.known is None and any(feature.is_categorical for feature in table.features):
-        from dboost.data.columns.numbers_as_text import warn_of_text
-
-        warn_of_text(table.features, table.named, table.category_kinds)
-    return table
-
-
-def _read(reading: Reading, options: ReadOptions) -> Table:
+def _read_rows(options: ReadOptions, reading: Reading) -> Table:
     """Read the rows once."""
     plan, separate, read_as = reading.plan, dict(reading.separate), reading.read_as
     has_lazy_roles = any(map(is_dask, separate.values()))
@@ -167,7 +161,7 @@ def _read(reading: Reading, options: ReadOptions) -> Table:
         else:
             if has_lazy_roles:
                 separate = {role: _compute(values) if is_dask(values) else values for role, values in separate.items()}
-            pieces = [reader.take_whole(frame)] if frame is not None else _read_in_order(reading, reader, options.count)
+            pieces = [reader.read_whole(frame)] if frame is not None else _read_in_order(reading, reader, options.count)
         rows = MetadataRows(tuple(map(rows_in, pieces)), in_partitions)
         if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(reading.rows, "hint", "")
@@ -218,7 +212,7 @@ def open_binned(
         reader = Reader(plan, spool, metadata_spool)
         pieces, suffix = [], ""
         for i, partition in enumerate(partitions):
-            pieces.append(reader.take_partition(i, partition, partition.given_roles))
+            pieces.append(reader.read_partition(i, partition, partition.given_roles))
             suffix = suffix if partition.roles.weight is None else OF_POSITIVE_WEIGHT
         # Their partitions are not those of the user's table.
         rows = MetadataRows(tuple(map(rows_in, pieces)), False, suffix=suffix)
@@ -245,7 +239,7 @@ def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, opt
     count = ReadCount(options.count, dask_collections.count_partitions(data), sizes)
 
     def take(i: int, partition: Any, roles: dict[str, Any]) -> StoredSlices:
-        piece = reader.take_partition(i, partition, roles)
+        piece = reader.read_partition(i, partition, roles)
         count.add(i)
         return piece
 
@@ -272,7 +266,7 @@ def _read_in_order(reading: Reading, reader: Reader, show: Callable[[int, int, s
     partitions = source.partitions(plan.needed)
     try:
         for partition in partitions:
-            pieces.append(reader.take_partition(len(pieces), partition, {}))
+            pieces.append(reader.read_partition(len(pieces), partition, {}))
             del partition  # before the next one is read
             if count is not None:
                 count.add(len(pieces) - 1)
