@@ -1,14 +1,12 @@
 """Every fit gives the same model, history and predictions at every place, to the last bit: `CASES` × `PLACES`.
 
-The reference is the case in the memory of this process, with one thread. Cells are chosen as few as cover pairs of a place and
-a kind of case (`Fixed.kinds`): with the fast ones each place trains all `ROLES`, and each place of `THOROUGH` every kind; with
-the slow ones every place trains every kind, and each case is trained somewhere. ``CONFORMANCE=all pytest -m ""
-tests/test_conformance.py`` runs the whole square, without cases that are of the same kinds as another one.
+The reference is the case in the memory of this process, with one thread. Cells are as few as cover pairs of a place and a kind
+of case (`Fixed.kinds`): with the fast ones each place trains all `ROLES`, and each place of `THOROUGH` every kind; with the
+slow ones every place trains every kind, and each case is trained somewhere.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,10 +16,10 @@ import pandas as pd
 import pytest
 from distributed import Client
 
-from tests.helpers.cells import SLOW_CELL
-from tests.helpers.clusters import lines_cluster
+from tests.helpers.clusters import last_events, lines_cluster
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, assert_same, result_of
 from tests.helpers.places import CHANGING_PLACES, CLUSTER_PLACES, PLACES, small_things
+from tests.suite.covering import Cell, cells
 
 pytestmark = [pytest.mark.filterwarnings("ignore::dboost.DriftWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -31,15 +29,7 @@ EVERYWHERE = PLACES | CLUSTER_PLACES | CHANGING_PLACES
 PLAIN = ("saved start",)
 
 
-def _cells(place: str) -> list[str]:
-    """Return the cases that a place can train: in threads all of them, elsewhere one of each set of kinds."""
-    able = [name for name, fixed in CASES.items() if EVERYWHERE[place].can(fixed)]
-    return able if place == "threads" else list({frozenset(CASES[name].kinds): name for name in reversed(able)}.values())[::-1]
-
-
-CELLS = {place: _cells(place) for place in EVERYWHERE}
-
-
+SQUARE = [(place, name) for place in EVERYWHERE for name, fixed in CASES.items() if EVERYWHERE[place].can(fixed)]
 #: What rows, scores or trees of a fit may carry: each place, fast or slow, is tested with all of it.
 ROLES = {
     "sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "continued", "quantiles", "subsample",
@@ -47,32 +37,17 @@ ROLES = {
 }  # fmt: skip
 #: The places that train every kind of case in the fast cells: in memory, in files, and on workers.
 THOROUGH = ("threads", "streamed", "cluster")
-KINDS = set().union(*(fixed.kinds for fixed in CASES.values()))
 
 
-def _chosen(of_place: Callable[[str], set[str]], found: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return cells, by place and case, that with those found before have all these kinds of every place.
-
-    A cell that has the most of the missing kinds is taken next; of several such cells, one whose case is in no other cell.
-    """
-    found = set(found)
-    taken = {name for _, name in found}
-    for place, names in CELLS.items():
-        wanted = of_place(place) & set().union(*(CASES[name].kinds for name in names))
-        missing = wanted.difference(*(CASES[name].kinds for where, name in found if where == place))
-        while missing:
-            best = max(names, key=lambda name: (len(CASES[name].kinds & missing), name not in taken))
-            found.add((place, best))
-            missing -= CASES[best].kinds
-            taken.add(best)
-    return found
+def _fast(cell: Cell) -> set[Any]:
+    place, name = cell
+    return {(place, kind) for kind in CASES[name].kinds if place in THOROUGH or kind in ROLES}
 
 
-SQUARE = {(place, name) for place, names in CELLS.items() for name in names}
-FAST = _chosen(lambda place: KINDS if place in THOROUGH else ROLES, set())
-SLOW = _chosen(lambda place: KINDS, FAST)
-SLOW |= {("threads", name) for name in CASES.keys() - {name for _, name in SLOW}}
-CHOSEN = SQUARE if os.environ.get("CONFORMANCE") == "all" else SLOW
+def _slow(cell: Cell) -> set[Any]:
+    """Every place trains every kind, and every case is trained somewhere."""
+    place, name = cell
+    return {name} | {(place, kind) for kind in CASES[name].kinds}
 
 
 @cache
@@ -92,13 +67,6 @@ def small() -> Iterator[None]:
     """Use threads and short blocks for small tables."""
     with small_things(256):
         yield
-
-
-def last_trees(client: Client) -> list[dict[str, Any]]:
-    """Return the events of the trees of the last fit."""
-    events = [event for _, event in client.get_events("dboost")]
-    last = [event["fit"] for event in events if event["action"] == "began"][-1]
-    return [event for event in events if event["action"] == "tree" and event["fit"] == last]
 
 
 def _rounds(branches: int, exchanged: bool = False) -> Proof:
@@ -125,20 +93,12 @@ PROOFS: dict[str, Proof] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        pytest.param(place, name, marks=() if (place, name) in FAST else SLOW_CELL)
-        for place, names in CELLS.items()
-        for name in names
-        if (place, name) in CHOSEN
-    ],
-)
+@pytest.mark.parametrize(("place", "name"), cells(SQUARE, _fast, _slow))
 def test_the_model_is_that_of_one_process(client: Client, tmp_path: Path, place: str, name: str) -> None:
     fixed = CASES[name]
     there = FixedCall(fixed.earlier, tmp_path, client, place, fixed=fixed, is_lazy=place not in PLAIN)
     booster = EVERYWHERE[place].run(there)
     if place in PROOFS and not fixed.refits:
         new = booster.history.iloc[0 if fixed.earlier is None else fixed.earlier.n_iter_ :]
-        assert PROOFS[place](new, last_trees(client) if place in CLUSTER_PLACES else []), "the fit ran elsewhere"
+        assert PROOFS[place](new, last_events(client, "tree") if place in CLUSTER_PLACES else []), "the fit ran elsewhere"
     assert_same(result_of(booster, fixed), expected(name))

@@ -20,6 +20,10 @@ FOLDS = {"max_iter": 3, "folds": 3}
 CALLS: dict[str, Callable[[str, dboost.Booster], Any]] = {
     "fit": lambda folder, model: dboost.fit(f"{folder}/*.parquet", "y", max_iter=3),
     "fit with a client": lambda folder, model: dboost.fit(lazy(folder), "y", max_iter=3, client=get_client()),
+    "fit of a frame with a client": lambda folder, model: dboost.fit(
+        lazy(folder).compute(), "y", max_iter=3, client=get_client()
+    ),
+    "fit of rows that it prepares": lambda folder, model: dboost.fit(dboost.prepare(lazy(folder), "y"), max_iter=3),
     "cv of a path": lambda folder, model: dboost.cv(f"{folder}/*.parquet", "y", **FOLDS),
     "cv of a Dask frame": lambda folder, model: dboost.cv(lazy(folder), "y", **FOLDS),
     "cv of a frame": lambda folder, model: dboost.cv(lazy(folder).compute(), "y", **FOLDS),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import time
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import dask
-import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -18,8 +15,8 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.losses import Loss
-from tests.helpers.clusters import a_table, held_rows, threads_cluster
+from tests.helpers.clusters import a_table, last_events, threads_cluster
+from tests.helpers.on_workers import Squares
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -29,13 +26,6 @@ NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
 def client() -> Iterator[Client]:
     with threads_cluster() as client:
         yield client
-
-
-def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
-    """Return a lazy frame with these cuts, whose partitions have different dictionaries."""
-    bounds = [0, *sorted(cuts), len(frame)]
-    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
-    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
 
 
 def in_process(data: Any, target: Any, **options: Any) -> dboost.Booster:
@@ -56,32 +46,8 @@ def test_histograms_that_never_come_together(client: Client, bytes_per_owner: in
     with dask.config.set({"dboost.gather-bytes": "0B", "dboost.owner-bytes": bytes_per_owner}):
         booster = on_cluster(client, dd.from_pandas(frame, npartitions=5), "t", **options)
     assert booster.sha256 == in_process(frame, "t", **options).sha256
-    owners = {event["owners"] for _, event in client.get_events("dboost") if event["action"] == "tree"}
+    owners = {event["owners"] for event in last_events(client, "tree")}
     assert {400_000: 2, 10**9: 1}[bytes_per_owner] in owners
-
-
-def test_data_of_any_kind(client: Client, tmp_path: Any) -> None:
-    frame = FRAME[["a", "b", "e", "y"]]
-    expected = in_process(frame, "y").sha256
-    lazy = dd.from_pandas(frame, npartitions=4)
-    lazy.to_parquet(tmp_path / "data")
-    x, y = lazy[["a", "b", "e"]], lazy["y"]
-    unknown = lazy.clear_divisions()
-    for data, target in [
-        (client.persist(lazy), "y"),
-        (unknown, "y"),
-        (x, y),
-        (x, FRAME["y"]),
-        (client.persist(x), FRAME["y"].to_numpy()),
-        (str(tmp_path / "data"), "y"),
-        (frame, "y"),
-        (frame[["a", "b", "e"]], FRAME["y"]),
-    ]:
-        assert on_cluster(client, data, target).sha256 == expected
-    expected = in_process(NUMBERS, FRAME["y"].to_numpy()).sha256
-    array, values = da.from_array(NUMBERS, chunks=(700, 2)), da.from_array(FRAME["y"].to_numpy(), chunks=500)
-    for data, target in [(array, values), (client.persist(array), values), (array, FRAME["y"]), (NUMBERS, FRAME["y"])]:
-        assert on_cluster(client, data, target).sha256 == expected
 
 
 def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:
@@ -98,35 +64,6 @@ def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:
         with dask.config.set(scheduler="threads"):
             in_process(lazy, "y")
         assert n_begun() == before + 1, "a client that sets the number of threads gets it"
-
-
-def test_a_fit_inside_a_task(client: Client) -> None:
-    def inside(frame: pd.DataFrame) -> str:
-        return in_process(dd.from_pandas(frame, npartitions=3), "y").sha256
-
-    frame = FRAME[["a", "b", "y"]]
-    futures = [client.submit(inside, frame, pure=False) for _ in range(2)]
-    assert client.gather(futures) == [in_process(frame, "y").sha256] * 2
-
-
-def _enough(iteration: dboost.Iteration) -> None:
-    raise RuntimeError("enough")
-
-
-def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
-    frame = FRAME[["a", "b", "y"]]
-    (one, *_) = client.nthreads()
-    persisted = client.persist(dd.from_pandas(frame, npartitions=12), workers=[one])
-    rows: dict[str, int] = {}
-
-    def watch(iteration: dboost.Iteration) -> None:
-        time.sleep(0.05)
-        rows.update(client.run(held_rows))
-
-    booster = on_cluster(client, persisted, "y", callbacks=watch, max_iter=12)
-    assert booster.sha256 == in_process(frame, "y", max_iter=12).sha256
-    assert sum(rows.values()) == len(frame)
-    assert max(rows.values()) < 0.75 * len(frame)
 
 
 def test_callbacks_and_history(client: Client) -> None:
@@ -159,19 +96,13 @@ def test_predictions_are_lazy_and_the_model_travels_once(client: Client) -> None
     assert client.submit(lambda model: model.sha256, scattered).result() == booster.sha256
 
 
-class Unfair(Loss):
-    """Squared error with a gradient that is twice as large."""
+class Unfair(Squares):
+    """A loss whose gradient is twice as large."""
 
     name = "unfair"
 
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * (raw - y) ** 2
-
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return 2 * (raw - y)
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(raw)
 
 
 BAD: dict[str, tuple[Any, str, dict[str, Any], str]] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.training import cluster_backend
-from tests.helpers.clusters import a_table, lines_cluster
+from tests.helpers.clusters import a_table, last_events, lines_cluster
 from tests.helpers.examples import examples
 from tests.helpers.tune import Tune
 
@@ -37,10 +37,8 @@ def in_process(**options: Any) -> str:
 
 def on_cluster(client: Client, **options: Any) -> tuple[str, list[int]]:
     """Return the digest of the model, and the number of rounds of each tree; 0 if it shared those of an earlier one."""
-    n_before = len(client.get_events("dboost"))
     booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), "grade", client=client, **OPTIONS | options)
-    events = [event for _, event in client.get_events("dboost")[n_before:]]
-    return booster.sha256, [event["n_rounds"] for event in events if event["action"] == "tree"]
+    return booster.sha256, [event["n_rounds"] for event in last_events(client, "tree")]
 
 
 def test_an_iteration_takes_the_rounds_of_its_deepest_tree(client: Client) -> None:

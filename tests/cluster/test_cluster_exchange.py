@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import signal
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -41,14 +38,12 @@ from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 from dboost.trees.split_finder import SplitInfo
-from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster
+from tests.helpers.clusters import a_table, lines_cluster
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
 #: All histograms are wide, and there are as many slices as sessions in a group.
 EXCHANGE = {"dboost.fan-in": 2, "dboost.gather-bytes": "0B", "dboost.owner-bytes": 1}
-ENVIRONMENT = {"DASK_DBOOST__FAN_IN": "2", "DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"}
-
 #: Groups do not depend on the bins.
 NO_LAYOUT: Any = None
 
@@ -112,74 +107,11 @@ def client() -> Any:
         yield client
 
 
-def last_trees(client: Client) -> list[dict[str, Any]]:
-    """Return the events of the trees of the last fit."""
-    events = [event for _, event in client.get_events("dboost")]
-    last = [event["fit"] for event in events if event["action"] == "began"][-1]
-    return [event for event in events if event["action"] == "tree" and event["fit"] == last]
-
-
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize("fan_in", [2, 3, 6])
-def test_groups_follow_from_the_fan_in(client: Client, fan_in: int) -> None:
-    target = "t"
-    table = FRAME.drop(columns=sorted({"y", "z", "t"} - {target}))
-    options = OPTIONS | {"sample_weight": "w", "split_proposal": "tree" if fan_in == 3 else "global"}
-    with dask.config.set(EXCHANGE | {"dboost.fan-in": fan_in}):
-        there = dboost.fit(dd.from_pandas(table, npartitions=9), target, client=client, **options)
-    trees = last_trees(client)
-    assert {(event["branches"], event["groups"]) for event in trees} == {(fan_in, count_groups(7, fan_in))}
-    assert all(event["owners"] == 7 // count_groups(7, fan_in) for event in trees)
-    assert there.sha256 == dboost.fit(table, target, **options).sha256
-
-
 def test_sessions_without_rows_take_part(client: Client) -> None:
     bounds = [0, 0, 200, 201, 700, 700, 1500]
     data = dd.concat([dd.from_pandas(FRAME[a:b], npartitions=1) for a, b in itertools.pairwise(bounds)])
     with dask.config.set(EXCHANGE):
         assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
-
-
-@pytest.mark.fast_cells(1)
-@pytest.mark.parametrize(("protocol", "n_fits"), [("tls", 1), ("tcp", 2)])
-def test_the_model_is_the_same_however_sessions_are_called(protocol: str, n_fits: int) -> None:
-    with dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}), lines_cluster(5, protocol) as client:
-        found: list[str] = []
-
-        def fit() -> None:
-            found.append(dboost.fit(dd.from_pandas(FRAME, npartitions=5), "y", client=client, **OPTIONS).sha256)
-
-        threads = [threading.Thread(target=fit) for _ in range(n_fits)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        trees = last_trees(client)
-    assert set(found) == {dboost.fit(FRAME, "y", **OPTIONS).sha256} and len(found) == len(threads)
-    assert {(event["branches"], event["groups"]) for event in trees} == {(2, 2)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_is_lost_between_the_stages(what: signal.Signals) -> None:
-    """The sessions of its group have sent it their slices; the owner of the slice waits for their sum."""
-    expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
-    data = dd.from_pandas(FRAME, npartitions=6)
-    with Processes(6, environment=ENVIRONMENT) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
-        dboost.fit(data, "y", client=cluster.client, **OPTIONS)  # everything is compiled
-        victim = sorted(cluster.pids())[0]
-        cluster.client.run(fail_between_stages, int(what), 3, workers=[victim])
-        with cluster.impatient() if what == signal.SIGSTOP else contextlib.nullcontext():
-            began = time.monotonic()
-            booster = dboost.fit(data, "y", client=cluster.client, **OPTIONS)
-            took = time.monotonic() - began
-        trees = last_trees(cluster.client)
-        # The workers that waited for the lost one have given up: the cluster can be used again.
-        assert dboost.fit(data, "y", client=cluster.client, **OPTIONS).sha256 == expected
-    assert booster.sha256 == expected
-    assert booster.history["workers"].tolist()[-1] == 5
-    assert {event["groups"] for event in trees} == {2}
-    assert took < 60
 
 
 def test_a_later_round_ends_the_waiting_of_an_earlier_one() -> None:

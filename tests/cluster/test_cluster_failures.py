@@ -47,8 +47,10 @@ from tests.helpers.clusters import (
     impatient,
     scheduler_plugin,
     threads_cluster,
+    until,
 )
 from tests.helpers.faults import nothing_is_held
+from tests.helpers.on_workers import Squares
 from tests.helpers.tune import Tune
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
@@ -122,30 +124,6 @@ def test_a_worker_that_is_lost_while_it_reads_is_reported(
     assert last == "1 worker was lost during the fit, and the result is the same as without the loss"
 
 
-@pytest.mark.slow
-def test_a_fit_that_ends_while_a_new_worker_reads_says_nothing_of_it(
-    cluster: Processes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The client is closed at once; the tasks of the new worker are cancelled, which is no failure."""
-    began = [0.0]
-
-    def replace(now: dboost.Iteration) -> bool:
-        if now.iteration == 3:
-            os.kill(cluster.any_pid(), signal.SIGKILL)
-        elif now.iteration == 5:
-            cluster.add_worker()
-            cluster.client.wait_for_workers(3, timeout=60)
-            began[0] = time.monotonic()
-        time.sleep(0.05)
-        return began[0] > 0 and time.monotonic() - began[0] > 1.5
-
-    with Client(cluster.address, set_as_default=False) as other:
-        dboost.fit(lazily(seconds=3.0), "z", client=other, callbacks=replace, **OPTIONS | {"max_iter": 500})
-    time.sleep(0.5)
-    messages = [record.getMessage() for record in caplog.records if record.name == "dboost"]
-    assert len(messages) == 2 and all("was lost" in message for message in messages)
-
-
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
     """Return the connection of the running fit."""
@@ -202,35 +180,6 @@ def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None
 
 
 @pytest.mark.slow
-def test_two_fits_at_once_one_of_them_cancelled(cluster: Processes, expected: str) -> None:
-    results: dict[str, Any] = {}
-
-    def patient() -> None:
-        results["patient"] = dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS).sha256
-
-    def enough(iteration: dboost.Iteration) -> None:
-        if iteration.iteration == 8:
-            raise KeyboardInterrupt
-
-    def hasty() -> None:
-        with Client(cluster.address, set_as_default=False) as other:
-            try:
-                dboost.fit(lazily(), "z", client=other, callbacks=enough, **OPTIONS)
-            except KeyboardInterrupt as stopped:
-                results["hasty"] = stopped
-
-    threads = [threading.Thread(target=patient), threading.Thread(target=hasty)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert results["patient"] == expected
-    assert isinstance(results["hasty"], dboost.FitInterrupted)
-    assert results["hasty"].iterations == 8
-    nothing_is_held(cluster)
-
-
-@pytest.mark.slow
 def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
@@ -280,8 +229,7 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
     finally:
         worker.kill()
         worker.wait()
-        while len(cluster.client.nthreads()) > len(before):
-            time.sleep(0.05)
+        until(lambda: len(cluster.client.nthreads()) == len(before))
 
 
 #: A worker that takes seconds to import dboost, as from a slow disk.
@@ -305,20 +253,20 @@ def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected:
     with impatient(cluster.client, "6s"):  # on a busy machine the new worker imports for seconds without answering
         worker = cluster.worker_of(SLOW_START)
         try:
-            cluster.wait_for(lambda: len(cluster.addresses()) == len(before) + 1)
+            until(lambda: len(cluster.addresses()) == len(before) + 1)
             (address,) = cluster.addresses() - before
             booster = dboost.fit(lazily(), "z", client=cluster.client, workers=address, **OPTIONS)
             assert booster.sha256 == expected
         finally:
             worker.kill()
             worker.wait()
-            cluster.wait_for(lambda: cluster.addresses() == before)
+            until(lambda: cluster.addresses() == before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
-def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and weights are arrays in the client, which it sends to other workers again."""
+    role = "sample_weight"
     arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
     features = FRAME[["a", "b", "c"]]
     alone = dboost.fit(features, **arrays, **OPTIONS)
@@ -333,7 +281,7 @@ def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: s
             victim = next(iter(arguments)).worker
             seen.append(victim)
             os.kill(cluster.pids()[victim], signal.SIGKILL)
-            cluster.wait_for(lambda: victim not in cluster.addresses())
+            until(lambda: victim not in cluster.addresses())
         return ask_each(self, arguments, method, before)
 
     monkeypatch.setattr(Connection, "ask_each", lossy)
@@ -365,7 +313,7 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
             thread.join(120)
         assert len(fits) == 2 and len(set(fits)) == 1
         assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
-        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+        until(lambda: not any(processes.client.run(held_fits).values()))
 
 
 def call_other_method(dask_worker: Any = None) -> tuple[str, str]:
@@ -387,26 +335,20 @@ def test_a_message_calls_only_methods_of_the_protocol() -> None:
 
 @pytest.mark.slow
 def test_a_step_that_ends_its_workers_every_time_is_given_up(tune: Tune) -> None:
-    class Deadly(dboost.losses.Loss):
+    class Deadly(Squares):
         """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
-
-        def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-            return (raw - y) ** 2
 
         def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             if np.abs(raw - raw[:1]).max() > 0 and os.environ.get("DEADLY"):
                 os._exit(1)
-            return 2 * (raw - y)
-
-        def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-            return np.full(len(y), 2.0)
+            return super().gradient(y, raw)
 
     tune(losses_without_progress=2)
     with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
         with pytest.raises(dboost.DBoostError, match=r"workers were lost 2 times .*tcp://127.* in 'map_rows'"):
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
             dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
-        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+        until(lambda: not any(processes.client.run(held_fits).values()))
 
 
 @pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])
@@ -464,7 +406,7 @@ def test_tasks_of_a_worker_that_stays_paused_go_to_others(expected: str, others:
         victim = min(processes.addresses())
         workers = [victim] if others == "may not read" else None
         fit = pool.submit(dboost.fit, table, "z", client=processes.client, workers=workers, **OPTIONS)
-        processes.wait_for(lambda: len(processes.client.processing()[victim]) > 1)
+        until(lambda: len(processes.client.processing()[victim]) > 1)
         processes.client.run(pause, workers=[victim])
         if others == "may read":
             assert fit.result(60).sha256 == expected

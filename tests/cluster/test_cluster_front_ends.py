@@ -32,30 +32,6 @@ def client() -> Iterator[Client]:
         yield client
 
 
-CASES: dict[str, tuple[type, str, dict[str, Any]]] = {
-    "regressor": (DBoostRegressor, "y", {}),
-    "classifier": (DBoostClassifier, "t", {}),
-    "held out by itself": (DBoostClassifier, "z", {"early_stopping": True, "n_iter_no_change": 2, "learning_rate": 0.8}),
-    "held out numbers": (DBoostRegressor, "y", {"early_stopping": True, "validation_fraction": 0.3}),
-    "class weights": (DBoostClassifier, "t", {"class_weight": "balanced"}),
-    "both": (DBoostClassifier, "t", {"class_weight": "balanced", "early_stopping": True, "n_iter_no_change": 3}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_an_estimator_learns_the_same(client: Client, case: str) -> None:
-    kind, target, options = CASES[case]
-    options = {"max_iter": 12, "random_state": 3} | options
-    alone = kind(**options).fit(X, FRAME[target], sample_weight=FRAME["w"])
-    lazy = dd.from_pandas(FRAME, npartitions=4)
-    together = kind(client=client, **options).fit(lazy[list(X)], lazy[target], sample_weight=lazy["w"])
-    assert together.booster_.sha256 == alone.booster_.sha256
-    assert np.array_equal(together.train_score_, alone.train_score_)
-    assert np.array_equal(together.validation_score_, alone.validation_score_)
-    assert list(together.feature_names_in_) == list(X)
-
-
 def test_an_estimator_with_a_client_travels_without_it(client: Client) -> None:
     model = DBoostRegressor(max_iter=3, client=client)
     assert clone(model).client is client

@@ -27,8 +27,8 @@ from dboost.cluster.monitoring.dashboard import _finite, page, registry_of
 from dboost.cluster.monitoring.fit_registry import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.cluster.monitoring.prometheus_metrics import Collector, WorkMeter
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
-from dboost.losses import Loss
 from tests.helpers.clusters import a_table, threads_cluster, until
+from tests.helpers.on_workers import Squares
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "progress": False}
@@ -133,19 +133,6 @@ def test_events_say_what_the_page_shows(client: Client) -> None:
     (fit,) = board.fits.values()
     assert fit.outcome == "done" and fit.iteration == 6 and board.totals["trees"] == 6
     assert fit.reading == {"table": "training data", "read": 3, "partitions": 3}
-
-
-class Squares(Loss):
-    name = "my_squares"
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return (raw - y) ** 2
-
-    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 2 * (raw - y)
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.full(len(y), 2.0)
 
 
 def test_a_custom_loss_is_reported_by_its_name(client: Client, caplog: pytest.LogCaptureFixture) -> None:

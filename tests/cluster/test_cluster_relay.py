@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
 from typing import Any
 
 import dask
@@ -27,12 +25,11 @@ from dboost.cluster.transport.messages import LOST, OK, FitCancelled
 from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of, tree_of
-from dboost.losses import Loss
 from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.fit_records import unpack as unpacked
-from dboost.session.session import Session
 from dboost.trees.tree_growth import RoundHistograms
-from tests.helpers.clusters import Processes, a_table, lines_cluster
+from tests.helpers.clusters import a_table, last_events, lines_cluster
+from tests.helpers.on_workers import Squares
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -203,13 +200,6 @@ def fit(client: Client, **options: Any) -> dboost.Booster:
     return dboost.fit(data, client=client, **OPTIONS | options)
 
 
-def branches_of(client: Client) -> set[int]:
-    """Return how many sessions the reducer called in the rounds of the last fit."""
-    events = [event for _, event in client.get_events("dboost")]
-    last = [event["fit"] for event in events if event["action"] == "began"][-1]
-    return {event["branches"] for event in events if event["action"] == "tree" and event["fit"] == last}
-
-
 @pytest.mark.slow
 def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch) -> None:
     target, fan_in = "t", 2
@@ -219,7 +209,7 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
     with dask.config.set({"dboost.fan-in": fan_in}), lines_cluster(7) as client:
         data = dd.from_pandas(table, npartitions=9)
         there = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
-        assert branches_of(client) == {fan_in}
+        assert {event["branches"] for event in last_events(client, "tree")} == {fan_in}
         follow: list[bool] = []
         begin = FitCalls.begin
 
@@ -240,54 +230,13 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
     assert there.history[shared].equals(here.history[shared])
 
 
-def die_in_the_second_tree() -> None:
-    """In a worker: end the process in the second round of the second tree."""
-    compute = Session.round_histograms
-    n_trees = 0
-
-    @wraps(compute)
-    def dying(session: Session, tasks: Any, requests: Any) -> Any:
-        nonlocal n_trees
-        n_trees += bool(tasks)
-        if n_trees == 2 and not tasks:
-            os._exit(1)
-        return compute(session, tasks, requests)
-
-    Session.round_histograms = dying  # type: ignore[method-assign]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, -1], ids=["a relay", "a relay below", "the last"])
-def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_backend, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
-    options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
-    with Processes(7, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster, dask.config.set({"dboost.fan-in": 2}):
-        cluster.client.run(die_in_the_second_tree, workers=[sorted(cluster.pids())[victim]])
-        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=9), "y", client=cluster.client, **options)
-        assert branches_of(cluster.client) == {2}
-    assert booster.sha256 == dboost.fit(FRAME, "y", **options).sha256
-    assert booster.history["workers"].tolist() == [7, 6, 6, 6]
-
-
-def test_relays_use_the_security_of_the_cluster() -> None:
-    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(5, "tls") as client:
-        assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
-        assert branches_of(client) == {2}
-
-
-class FailsSomewhere(Loss):
-    """Squared error, whose gradient fails on one range of rows once a tree has grown."""
-
-    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return 0.5 * (raw - y) ** 2
+class FailsSomewhere(Squares):
+    """Its gradient fails on one range of rows once a tree has grown."""
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         if y.max() > 1e6 and len(np.unique(raw)) > 1:
             raise ValueError("no gradient today")
-        return raw - y
-
-    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.ones_like(y)
+        return super().gradient(y, raw)
 
 
 def test_an_error_below_a_relay_names_its_worker() -> None:

@@ -17,7 +17,7 @@ import dboost
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held
 from dboost.session.session import Session
 from dboost.trees import tree_rounds
-from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.clusters import a_table, at, held_rows, threads_cluster
 
 FRAME = a_table(3000)
 DEFAULT = {"dboost.single-worker-values": 8_000_000}
@@ -228,9 +228,3 @@ def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch:
     booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
     assert booster.sha256 == fitted(frame, "z").sha256
     assert len(refusals) == 1, "it is not asked again"
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes(2) as processes:
-        yield processes

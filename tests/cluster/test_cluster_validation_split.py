@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import pairwise
 from typing import Any
 
 import dask
-import dask.dataframe as dd
 import numpy as np
-import pandas as pd
 import pytest
 from distributed import Client
 from hypothesis import given
@@ -25,6 +22,7 @@ from dboost.session.table_rows import TableRows
 from dboost.tuning import tuned
 from tests.helpers.clusters import a_table, threads_cluster
 from tests.helpers.examples import examples
+from tests.helpers.fits import cut
 from tests.helpers.tune import Tune
 
 FRAME = a_table(700)
@@ -42,11 +40,6 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
-    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise([0, *sorted(cuts), len(frame)])]
-    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
-
-
 @given(
     target=st.sampled_from(list(KINDS)),
     cuts=st.lists(st.integers(0, 700), max_size=6),
@@ -56,7 +49,7 @@ def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
     streams=st.booleans(),
 )
 @examples(8)
-def test_however_the_rows_are_divided(
+def test_however_the_rows_are_cut(
     client: Client, target: str, cuts: list[int], weighted: bool, size: Any, seed: int, streams: bool
 ) -> None:
     """In memory and in files, in one process and on workers; some partitions are empty or have no row of positive weight."""
@@ -66,7 +59,7 @@ def test_however_the_rows_are_divided(
     options = options | {"max_iter": 3, "early_stopping": True, "validation_fraction": size, "random_state": seed, "tol": 0.01}
     given_weight = {"sample_weight": frame["w"]} if weighted else {}
     alone = kind(**options).fit(frame[COLUMNS], frame[target], **given_weight)
-    lazy = divided(frame, cuts)
+    lazy = cut(frame, cuts)
     if weighted:
         given_weight = {"sample_weight": lazy["w"]}
     if streams:
@@ -83,7 +76,7 @@ def test_however_the_rows_are_divided(
 
 
 def test_a_partition_with_another_number_of_rows_is_named() -> None:
-    with open_table(divided(FRAME, [300]), "y", sample_weight="w") as table:
+    with open_table(cut(FRAME, [300]), "y", sample_weight="w") as table:
         n_kept = [int((FRAME["w"][:300] > 0).sum()), int((FRAME["w"][300:] > 0).sum()) + 1]
         rows = TableRows(table, 1, table)
         rows.set_row_ids(RowIdRanges.of(dict(enumerate(n_kept))))

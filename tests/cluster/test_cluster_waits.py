@@ -25,32 +25,14 @@ from distributed.diskutils import WorkSpace
 import dboost
 from dboost.errors import DBoostError, FitInterrupted
 from dboost.files import spool
-from tests.helpers.clusters import Processes, after, at, held_fits, scheduler_plugin, threads_cluster
-from tests.helpers.on_workers import (
-    Failing,
-    fit_of_a_frame,
-    fit_of_a_table,
-    fit_of_prepared_rows,
-    fit_of_published_rows,
-    slow,
-    table,
-)
+from tests.helpers.clusters import Processes, after, at, held_fits, scheduler_plugin, threads_cluster, until
+from tests.helpers.on_workers import Failing, slow, table
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Processes]:
     with Processes(1) as processes:
         yield processes
-
-
-@pytest.mark.parametrize("fit", [fit_of_a_frame, fit_of_a_table, fit_of_prepared_rows, fit_of_published_rows])
-def test_a_fit_in_the_only_thread_of_the_only_worker(one: Processes, fit: Any) -> None:
-    expected = dboost.fit(table(), "y", max_iter=2).sha256
-    with dboost.prepare(
-        dd.from_pandas(table(), npartitions=3), "y", client=one.client, publish="rows of waits"
-    ) as data:  # read by one of the fits
-        assert one.client.submit(fit, pure=False).result(timeout=120) == expected
-        data.unpublish()
 
 
 @pytest.mark.slow
@@ -63,7 +45,7 @@ def test_data_on_workers_that_have_gone() -> None:
         data = dboost.prepare(frame, "y", client=client, workers=[victim])
         assert dboost.fit(data, max_iter=2).sha256 == dboost.fit(table(), "y", max_iter=2).sha256
         os.kill(processes.pids()[victim], signal.SIGKILL)
-        processes.wait_for(lambda: victim not in processes.addresses())
+        until(lambda: victim not in processes.addresses())
         with pytest.raises(DBoostError, match=f"no worker may run 3 of the tasks .* restricted to {victim}"):
             dboost.fit(kept, "y", max_iter=2, client=client)
         with pytest.raises(DBoostError, match=victim):
@@ -301,8 +283,8 @@ def test_a_scheduler_that_is_stopped() -> None:
             with pytest.warns(UserWarning, match=waits), pytest.raises(FitInterrupted):
                 dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, interrupt)])
             os.kill(scheduler.pid, signal.SIGCONT)
-            processes.wait_for(lambda: client.run_on_scheduler(scheduler_plugin) == {"fits": 0})
-            processes.wait_for(lambda: set(client.run(held_fits).values()) == {0})
+            until(lambda: client.run_on_scheduler(scheduler_plugin) == {"fits": 0})
+            until(lambda: set(client.run(held_fits).values()) == {0})
             close = stop_and(lambda: client.close(timeout=1))
             with pytest.warns(UserWarning, match=waits), pytest.raises(DBoostError, match=r"the client of .* is closed"):
                 dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, close)])
@@ -374,7 +356,7 @@ def test_a_worker_that_joins_and_has_no_room_for_its_rows(tmp_path: Path, caplog
 
             def join() -> None:
                 processes.add_worker("--local-directory", str(full))
-                processes.wait_for(lambda: len(processes.addresses()) == 3)
+                until(lambda: len(processes.addresses()) == 3)
 
             frame = dd.from_pandas(rows, npartitions=8)
             slowly = [at(3, join), lambda now: time.sleep(0.3)]

@@ -96,23 +96,6 @@ def test_sets_share_the_room_that_there_is_in_memory(client: Client, tune: Tune)
     same(client, "late", {"first": lazy, "second": lazy}, 200)
 
 
-def test_files_go_where_a_fit_fails(client: Client, filing: None) -> None:
-    bad = OTHER.assign(grade=["z" if k == 200 else grade for k, grade in enumerate(OTHER["grade"])])
-    sets = {"good": cut(OTHER, [100]), "bad": cut(bad, [100])}
-    with pytest.raises(
-        dboost.DataError, match="evaluation set 'bad': the target holds a class that the training target has not"
-    ):
-        dboost.fit(cut(FRAME, [100]), "grade", eval_set=sets, client=client, memory_limit="64MiB", **OPTIONS)
-
-    def fail(now: dboost.Iteration) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        dboost.fit(
-            cut(FRAME, [100]), "grade", eval_set=sets["good"], client=client, memory_limit="64MiB", callbacks=fail, **OPTIONS
-        )
-
-
 def test_a_metric_that_is_undefined_stops_no_fit_on_workers(client: Client) -> None:
     sets, options = OTHER[OTHER["late"] == OTHER["late"].max()], OPTIONS | {"loss": "log_loss", "max_iter": 5}
     for how in ({}, {"memory_limit": "64MiB"}):

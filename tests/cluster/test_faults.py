@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from tests.helpers.cells import SLOW_CELL
 from tests.helpers.faults import SETTINGS, Fault, Faults, Struck, here
 from tests.helpers.fixed_calls import CASES, Result, assert_same
 
@@ -25,8 +26,8 @@ expected = cache(here)
 
 @pytest.fixture(scope="module")
 def struck(request: pytest.FixtureRequest) -> Iterator[Struck]:
-    with Struck(request.param) as struck:
-        yield struck
+    with Struck(request.param) as started:
+        yield started
 
 
 ONE_TREE = "one tree, 6 classes, weights"
@@ -64,13 +65,20 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("joined late", GROW, 1)]),
         (SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)]),
     ],
+    "two rounds": [
+        (PLAIN, [Fault("killed in a round", GROW, 1)]),
+        (BITES, [Fault("killed in a round", GROW, 2), Fault("stopped in a round", GROW, 4)]),
+    ],
     "relays": [  # of six sessions and two branches at each, the first is a relay, and the last is below one
+        (PLAIN, [Fault("killed in a round", GROW, 1, victim=k) for k in (0, 1, -2)]),
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
         (PLAIN, [Fault("stopped", GROW, 2), Fault("stopped", GROW, 5, victim=4)]),
     ],
     "slices": [
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
         (PLAIN, [Fault("stopped", GROW, 2, 0.004, victim=3)]),
+        (PLAIN, [Fault("killed in sending", "draw_sample"), Fault("killed in a sum", GROW, 1)]),
+        (PLAIN, [Fault("stopped in a sum", GROW, 2)]),
     ],
     "one worker": [
         (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("joined", GROW, 5), Fault("restarted", GROW, 8, victim=-1)]),
@@ -83,6 +91,15 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("stopped", "hand_over", 0)]),
         (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
         ("held-out rows, 3 classes", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),
+    ],
+    "two hosts": [
+        # One without rows, and then two trainers.
+        (PLAIN, [Fault("killed", GROW, 1), Fault("killed", GROW, 3, victim=-1), Fault("killed", GROW, 5, victim=-1)]),
+        ("held-out rows, 3 classes", [Fault("killed", GROW, 2, victim=-1)]),
+    ],
+    "prepared": [
+        (PLAIN, [Fault("killed", "reading training", 2), Fault("lost", "dboost_open", 1), Fault("killed", GROW, 3)]),
+        (SETS, [Fault("restarted", GROW, 2), Fault("stopped", GROW, 4)]),
     ],
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
@@ -99,7 +116,7 @@ PAUSE = {"joined": 0.3, "joined late": 2.0}
 @pytest.mark.parametrize(
     ("struck", "case", "faults"),
     [
-        pytest.param(setting, *cell, id=f"{setting}-{k}", marks=() if (setting, k) in FAST else pytest.mark.slow)
+        pytest.param(setting, *cell, id=f"{setting}-{k}", marks=() if (setting, k) in FAST else SLOW_CELL)
         for setting, cells in CELLS.items()
         for k, cell in enumerate(cells)
     ],
@@ -117,13 +134,13 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
     n_removed = [event["action"] for event in last].count("removed")
     assert n_removed >= n_stopped, "it is not Dask that gives it up, after five minutes"
     holding = [event["rows"] for event in last if event["action"] == "holding"]
-    if struck.setting == "one worker":
-        assert {len(rows) for rows in holding} == {1}
-    elif struck.setting != "one session":
+    if struck.name in ("one worker", "one session", "two hosts"):
+        assert max(len(rows) for rows in holding) == (2 if struck.name == "two hosts" else 1)
+    else:
         assert done.joined <= set().union(*holding), "a worker that joins is given rows"
     trees = [event for event in last if event["action"] == "tree"]
-    if struck.setting in ("relays", "slices"):
-        groups = 0 if struck.setting == "relays" else 2
+    if struck.name in ("relays", "slices"):
+        groups = 0 if struck.name == "relays" else 2
         assert {(event["branches"], event["groups"]) for event in trees} == {(2, groups)}
 
 
@@ -152,12 +169,12 @@ def drawn(chance: random.Random, calls: dict[str, int]) -> list[Fault]:
 def test_drawn_faults(struck: Struck, tmp_path: Path) -> None:
     """Draws of a case and its faults, which may be hit while another fit runs."""
     for draw in range(FIRST, FIRST + N_DRAWS):
-        if draw % len(SETTINGS) != list(SETTINGS).index(struck.setting):
+        if draw % len(SETTINGS) != list(SETTINGS).index(struck.name):
             continue
         chance = random.Random(draw)
         case, other = chance.sample(sorted(CASES), 2)
         faults = drawn(chance, struck.warm(case, tmp_path))
-        print(f"draw {draw}: {struck.setting}, {case}: {'; '.join(map(str, faults))}", flush=True)
+        print(f"draw {draw}: {struck.name}, {case}: {'; '.join(map(str, faults))}", flush=True)
 
         def fit_beside(case: str = other) -> Result:
             with Client(struck.cluster.address, set_as_default=False) as client:

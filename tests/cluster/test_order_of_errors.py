@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,25 @@ def table() -> pd.DataFrame:
     return rows.assign(y=np.arange(N_ROWS) % 5 * 1.0, z=np.arange(N_ROWS) % 3)
 
 
-#: Makes rows invalid.
-MISTAKES: dict[str, Callable[[pd.DataFrame, np.ndarray], None]] = {
-    "negative target": lambda rows, some: rows.__setitem__("y", rows["y"].where(~some, -1.0 - np.arange(len(rows)))),
-    "infinite feature": lambda rows, some: rows.__setitem__("b", rows["b"].where(~some, np.inf)),
-    "infinite features": lambda rows, some: [
-        rows.__setitem__(name, rows[name].where(~some | (np.arange(len(rows)) % 2 == k), np.inf)) for k, name in enumerate("ba")
-    ],
-    "negative weight": lambda rows, some: rows.__setitem__("w", rows["w"].where(~some, -1.0)),
-    "negative weight and missing target": lambda rows, some: [
-        rows.__setitem__("w", rows["w"].where(~some | (np.arange(len(rows)) % 2 == 0), -1.0)),
-        rows.__setitem__("y", rows["y"].where(~some | (np.arange(len(rows)) % 2 == 1))),
-    ],
-    "unknown classes": lambda rows, some: rows.__setitem__("z", rows["z"].where(~some, 10 + np.arange(len(rows)) % 7)),
-    "fractions": lambda rows, some: rows.__setitem__("z", rows["z"].where(~some, 10 + np.arange(len(rows)) / 8)),
+NUMBERS, ODD, EVERY = np.arange(N_ROWS), np.arange(N_ROWS) % 2 == 1, np.ones(N_ROWS, bool)
+#: Columns with the values that make rows invalid, and in which of the spoilt rows they are.
+MISTAKES: dict[str, list[tuple[str, Any, np.ndarray]]] = {
+    "negative target": [("y", -1.0 - NUMBERS, EVERY)],
+    "infinite feature": [("b", np.inf, EVERY)],
+    "infinite features": [("b", np.inf, ODD), ("a", np.inf, ~ODD)],
+    "negative weight": [("w", -1.0, EVERY)],
+    "negative weight and missing target": [("w", -1.0, ODD), ("y", np.nan, ~ODD)],
+    "unknown classes": [("z", 10 + NUMBERS % 7, EVERY)],
+    "fractions": [("z", 10 + NUMBERS / 8, EVERY)],
 }
+
+
+def spoilt(mistake: str, is_spoilt: np.ndarray) -> pd.DataFrame:
+    """Return the table with a mistake in some rows."""
+    rows = table()
+    for column, values, where in MISTAKES[mistake]:
+        rows[column] = np.where(is_spoilt & where, values, rows[column])
+    return rows
 
 
 @functools.cache
@@ -69,10 +73,9 @@ def earlier() -> dboost.Booster:
 @st.composite
 def invalid_tables(draw: Any) -> tuple[str, list[pd.DataFrame]]:
     """A mistake, and the partitions of a table with it in some rows."""
-    mistake, rows = draw(st.sampled_from(sorted(MISTAKES))), table()
-    some = np.zeros(N_ROWS, bool)
-    some[draw(st.lists(st.integers(0, N_ROWS - 1), min_size=1, max_size=6))] = True
-    MISTAKES[mistake](rows, some)
+    mistake, is_spoilt = draw(st.sampled_from(sorted(MISTAKES))), np.zeros(N_ROWS, bool)
+    is_spoilt[draw(st.lists(st.integers(0, N_ROWS - 1), min_size=1, max_size=6))] = True
+    rows = spoilt(mistake, is_spoilt)
     bounds = sorted({0, N_ROWS, *draw(st.lists(st.integers(1, N_ROWS - 1), max_size=6))})
     return mistake, [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
@@ -119,8 +122,7 @@ def test_errors_are_those_of_one_process(two: Client, five: Client, found: tuple
 @pytest.mark.parametrize("mistake", ["negative target", "unknown classes"])
 def test_a_slow_worker_is_waited_for(two: Client, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     """The session with the first partition is the last one to answer."""
-    rows, some = table(), np.arange(N_ROWS) >= 2
-    MISTAKES[mistake](rows, some)
+    rows = spoilt(mistake, NUMBERS >= 2)
     parts = [rows[a : a + 100] for a in range(0, N_ROWS, 100)]
     expected = error_of(mistake, parts)
     encode, answered = TableRows.encode, list[int]()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,14 +25,13 @@ from dboost.cluster.transport.split_proposals import choose_owners
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
-from tests.helpers.clusters import Processes, a_table, lines_cluster
+from tests.helpers.clusters import a_table, lines_cluster
 from tests.helpers.tune import Tune
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 7, "progress": False, "max_bins": 40}
 #: Every worker has rows, and as many workers as there are columns are owners.
 SHARED = {"dboost.single-worker-values": 0, "dboost.owner-bytes": 1}
-ENVIRONMENT = {"DASK_DBOOST__SINGLE_WORKER_VALUES": "0", "DASK_DBOOST__OWNER_BYTES": "1B"}
 
 
 @pytest.fixture
@@ -112,18 +109,3 @@ def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: 
     ):
         fits = [pool.submit(dboost.fit, data, "y", client=client, **OPTIONS) for _ in range(8)]
         assert {fit.result(timeout=300).sha256 for fit in fits} == {expected}
-
-
-def die_before_sending(dask_worker: Any = None) -> None:
-    """For `Client.run`: the worker kills itself when it would send its sample."""
-    dask_worker.plugins["dboost"]._send_slices = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_worker_is_lost_while_owners_wait_for_its_sample() -> None:
-    data = dd.from_pandas(FRAME, npartitions=6)
-    with Processes(3, environment=ENVIRONMENT) as cluster:
-        dboost.fit(data, "y", client=cluster.client, **OPTIONS)  # the plugin is there
-        cluster.client.run(die_before_sending, workers=sorted(cluster.addresses())[:1])
-        booster = dboost.fit(data, "y", client=cluster.client, **OPTIONS)
-        assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
-        assert len(cluster.addresses()) == 2

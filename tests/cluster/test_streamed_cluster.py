@@ -127,12 +127,6 @@ def test_partitions_larger_than_their_share(
     assert max(given) > 2
 
 
-@pytest.mark.slow
-def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: None) -> None:
-    with pytest.raises(dboost.ParameterError, match=r"memory_limit of 20 KiB is too small for trees of 8 leaves"):
-        dboost.fit(lazily(200), "y", client=client, memory_limit="20KiB", **OPTIONS)
-
-
 @pytest.fixture(scope="module")
 def dying() -> Iterator[Processes]:
     """Workers that may be killed; each test starts with two."""

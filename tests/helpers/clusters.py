@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -10,12 +11,13 @@ import random
 import resource
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,8 @@ def lines_cluster(n_workers: int = 3, protocol: str = "tcp") -> Iterator[Client]
         yield client
 
 
+#: The environment variable with the name of the host that a worker reports.
+HOST = "TESTS_HOST"
 #: Processes of clusters are forked from one that has imported what all of them need. It starts with the first of them.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PRELOADED = [
@@ -83,6 +87,8 @@ def _become(command: str, arguments: tuple[str, ...], environment: dict[str, str
     """Run a command of Dask in this process, without output."""
     os.environ.clear()
     os.environ.update(environment)
+    if HOST in environment:
+        socket.gethostname = lambda: environment[HOST]
     dask.config.refresh()
     for output in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
@@ -91,17 +97,23 @@ def _become(command: str, arguments: tuple[str, ...], environment: dict[str, str
 
 
 class Processes:
-    """A scheduler and workers, each a process that a test can kill. Use as a context manager."""
+    """A scheduler and workers, each a process that a test can kill. Use as a context manager.
 
-    def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
+    hosts : names of hosts on which the workers report to be, in turns; by default they are on the host of the scheduler.
+    """
+
+    def __init__(
+        self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None, hosts: Sequence[str] = ()
+    ) -> None:
         self.nanny = nanny
+        self._hosts = itertools.cycle(hosts) if hosts else None
         self._environment = os.environ | ENVIRONMENT | (environment or {})
         self._processes: list[Any] = []
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "scheduler.json"
             options = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
             self.scheduler = self._start("dask_scheduler", *options)
-            self.wait_for(lambda: file.exists() and file.read_text().endswith("}"))
+            until(lambda: file.exists() and file.read_text().endswith("}"))
             self.address: str = json.loads(file.read_text())["address"]
         for _ in range(n_workers):
             self.add_worker()
@@ -111,7 +123,8 @@ class Processes:
     def add_worker(self, *arguments: str) -> Any:
         """Start one more worker, and return its process. arguments : of `dask worker`."""
         nanny = [] if self.nanny else ["--no-nanny"]
-        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
+        host = {} if self._hosts is None else {HOST: next(self._hosts)}
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments, **host)
 
     def sabotaged_worker(self, sabotage: str) -> subprocess.Popen[bytes]:
         """Start a worker that cannot take part in fits, see `SABOTAGE`; the caller ends it."""
@@ -121,14 +134,6 @@ class Processes:
         """Start a worker by code in a new interpreter; the caller ends it."""
         command = [sys.executable, "-c", code, self.address, "--no-nanny", "--no-dashboard"]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def restart_worker(self, address: str) -> None:
-        """Kill a worker, and wait until another one is at the same address."""
-        before = self.pids()
-        os.kill(before[address], signal.SIGKILL)
-        self.wait_for(lambda: address not in self.addresses())
-        self.add_worker("--worker-port", address.rpartition(":")[2])
-        self.wait_for(lambda: address in self.addresses())
 
     def impatient(self) -> contextlib.AbstractContextManager[None]:
         """See `impatient`."""
@@ -148,22 +153,14 @@ class Processes:
         """Return the addresses of the workers that the scheduler knows."""
         return set(self.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
 
-    @staticmethod
-    def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until a condition holds; the deadline only prevents an endless wait."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "this takes too long"
-            time.sleep(0.02)
-
     def pids(self) -> dict[str, int]:
         """Return the process ids of the workers by address."""
         return self.client.run(os.getpid)
 
-    def _start(self, command: str, *arguments: str) -> Any:
+    def _start(self, command: str, *arguments: str, **variables: str) -> Any:
         # A nanny has a child process, which a daemon may not have.
         daemon = not (self.nanny and command == "dask_worker")
-        process = _PROCESSES.Process(target=_become, args=(command, arguments, self._environment), daemon=daemon)
+        process = _PROCESSES.Process(target=_become, args=(command, arguments, self._environment | variables), daemon=daemon)
         process.start()
         self._processes.append(process)
         return process
@@ -230,13 +227,12 @@ def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any],
     return callback
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, at most two minutes."""
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("the condition does not hold after two minutes")
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until a condition holds; the deadline only prevents an endless wait."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition does not hold after {seconds:.0f} seconds"
+        time.sleep(0.02)
 
 
 def wait_for_file(file: Path, partition: Any) -> None:
@@ -278,17 +274,11 @@ def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
-def fail_between_stages(what: int, after: int, dask_worker: Any = None) -> None:
-    """For `Client.run`: the worker gets a signal when it has added up slices of its group, in the `after`-th round from now."""
-    plugin = dask_worker.plugins["dboost"]
-    send, rounds = plugin._send_slices, iter(range(after))
-
-    def fails(fit: str, here: Any, number: int, stage: int, *arguments: Any) -> None:
-        if stage == 1 and next(rounds, None) is None:
-            os.kill(os.getpid(), what)
-        send(fit, here, number, stage, *arguments)
-
-    plugin._send_slices = fails
+def last_events(client: Client, action: str) -> list[dict[str, Any]]:
+    """Return the events of one kind of the last fit."""
+    events = [event for _, event in client.get_events("dboost")]
+    last = [event["fit"] for event in events if event["action"] == "began"][-1]
+    return [event for event in events if event["action"] == action and event["fit"] == last]
 
 
 def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:

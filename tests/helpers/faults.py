@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import dask
@@ -24,26 +27,44 @@ from distributed.core import Status
 
 from dboost.cluster.client.connection import Connection
 from dboost.session.fit_records import SessionRef
+from dboost.session.session import Session
 from dboost.tuning import tuned
-from tests.helpers.clusters import Processes, forget_rows, held_fits, held_rows, scheduler_plugin, session_names
+from tests.helpers.clusters import Processes, forget_rows, held_fits, held_rows, scheduler_plugin, session_names, until
 from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
-from tests.helpers.places import rows_in_files
+from tests.helpers.places import can_prepare_on_cluster, prepared, rows_in_files
 
-#: Configurations of clusters: the number of workers, and keys of the configuration.
-SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
-    "lines": (3, {}),
-    "relays": (6, {"fan-in": 2}),
-    "slices": (6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
-    "one worker": (2, {"single-worker-values": 8_000_000, "session-per-host": True}),
-    "one session": (3, {"session-per-host": True}),
-    "files": (3, {}),
-    "nannies": (3, {}),
+
+class Setting(NamedTuple):
+    """A configuration of a cluster, and how fits on it are called."""
+
+    n_workers: int = 3
+    #: Keys of the configuration.
+    keys: Mapping[str, Any] = MappingProxyType({})
+    #: Of `Processes`. With workers on another host than the scheduler, two rounds are under way at the same time.
+    hosts: tuple[str, ...] = ()
+    nanny: bool = False
+    #: Whether the rows are in files; or in a data set that the workers prepare.
+    in_files: bool = False
+    is_prepared: bool = False
+
+
+SETTINGS = {
+    "lines": Setting(),
+    "two rounds": Setting(hosts=("another",)),
+    "relays": Setting(6, {"fan-in": 2}, hosts=("another",)),
+    "slices": Setting(6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
+    "one worker": Setting(2, {"single-worker-values": 8_000_000, "session-per-host": True}),
+    "one session": Setting(3, {"session-per-host": True}),
+    "two hosts": Setting(4, {"session-per-host": True}, hosts=("one", "two")),
+    "files": Setting(in_files=True),
+    "prepared": Setting(is_prepared=True),
+    "nannies": Setting(nanny=True),
 }
 
 
 class Fault(NamedTuple):
-    kind: str  # see `Faults.strike`
+    kind: str  # see `Faults.strike`; "killed" and "stopped" may have a step of `fail_in`: "killed in a round"
     call: str
     number: int = 0  # of such calls before
     delay: float = 0.0  # seconds
@@ -104,7 +125,7 @@ class Faults:
             process.kill()
             process.wait()
         cluster = self._cluster
-        cluster.wait_for(lambda: cluster.nanny or cluster.addresses() == set(self._pids))
+        until(lambda: cluster.nanny or cluster.addresses() == set(self._pids))
         cluster.client.run(_set_status, "running", on_error="ignore")
         nothing_is_held(cluster)
         if self._errors:
@@ -147,6 +168,10 @@ class Faults:
                 if fault.victim < 0:
                     workers.sort(key=self._cluster.client.run(held_rows).get)
                 worker = workers[fault.victim % len(workers)]
+                kind, _, step = fault.kind.partition(" in ")
+                if step:
+                    self._arm(worker, step, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
+                    return
                 {
                     "killed": self._kill,
                     "lost": self._lose,
@@ -164,7 +189,7 @@ class Faults:
         if sabotage := kind.partition(": ")[2]:
             known = self._cluster.addresses()
             self._useless.append(self._cluster.sabotaged_worker(sabotage))
-            self._cluster.wait_for(lambda: len(self._cluster.addresses()) > len(known))
+            until(lambda: len(self._cluster.addresses()) > len(known))
             return
         self.joined |= (joined := self._join())
         if kind == "joined late":
@@ -175,10 +200,17 @@ class Faults:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids.pop(worker), signal.SIGKILL)
 
+    def _arm(self, worker: str, step: str, what: signal.Signals) -> None:
+        """Have a worker get a signal at its next step of a kind."""
+        pid = self._pids.pop(worker)
+        if what is signal.SIGSTOP:
+            self._stopped.append(pid)
+        self._cluster.client.run(fail_in, step, int(what), workers=[worker])
+
     def _lose(self, worker: str) -> None:
         """Kill a worker, and wait until the scheduler knows."""
         self._kill(worker)
-        self._cluster.wait_for(lambda: worker not in self._cluster.addresses())
+        until(lambda: worker not in self._cluster.addresses())
 
     def _restart(self, worker: str) -> None:
         """Start another worker at the address."""
@@ -219,10 +251,37 @@ class Faults:
             return set()  # the nannies start all workers again
         before = self._cluster.addresses()
         process = self._cluster.add_worker(*arguments)
-        self._cluster.wait_for(lambda: bool(self._cluster.addresses() - before - set(self._pids)))
+        until(lambda: bool(self._cluster.addresses() - before - set(self._pids)))
         joined = self._cluster.addresses() - before - set(self._pids)
         self._pids |= dict.fromkeys(joined, process.pid)
         return joined
+
+
+def fail_in(step: str, what: int, dask_worker: Any = None) -> None:
+    """For `Client.run`: the worker gets a signal at its next step of a kind.
+
+    step : "a round" after the first one of a tree, which waits for the request of another round; "sending" of slices or of a
+    sample to other workers; "a sum", which is sending slices that the worker has added up for its group.
+    """
+    plugin = dask_worker.plugins["dboost"]
+    compute, send = Session.round_histograms, plugin._send_slices
+
+    @wraps(compute)  # its name is that of the call
+    def computing(session: Session, tasks: Any, requests: Any) -> Any:
+        if not tasks:
+            select.select([next(iter(plugin._lines))], [], [], 0.5)
+            os.kill(os.getpid(), what)
+        return compute(session, tasks, requests)
+
+    def sending(fit: str, ref: Any, number: int, stage: int, slices: Any) -> None:
+        if step == "sending" or stage == 1:
+            os.kill(os.getpid(), what)
+        send(fit, ref, number, stage, slices)
+
+    if step == "a round":
+        Session.round_histograms = computing  # type: ignore[method-assign]
+    else:
+        plugin._send_slices = sending
 
 
 async def _set_status(status: str, dask_worker: Any = None) -> None:
@@ -244,7 +303,7 @@ def nothing_is_held(cluster: Processes) -> None:
         return not left[0] and not any(left[1].values()) and not any(left[2].values())
 
     try:
-        cluster.wait_for(none)
+        until(none)
     except AssertionError:
         raise AssertionError(f"after a minute there is still {left}") from None
 
@@ -259,14 +318,16 @@ class StruckCall(FixedCall):
 class Struck:
     """A cluster of processes of one setting, on which fits are struck by faults."""
 
-    def __init__(self, setting: str) -> None:
-        self.setting = setting
-        self.n_workers, keys = SETTINGS[setting]
+    def __init__(self, name: str) -> None:
+        self.name, self.setting = name, SETTINGS[name]
+        keys = self.setting.keys
         self._config = dask.config.set({f"dboost.{key}": value for key, value in keys.items()})
         environment = {f"DASK_DBOOST__{key.upper().replace('-', '_')}": str(value) for key, value in keys.items()}
         environment["DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"] = "False"
         self._warm: dict[str, tuple[set[str], Counter[str]]] = {}
-        self.cluster = Processes(self.n_workers, nanny=setting == "nannies", environment=environment)
+        self.cluster = Processes(
+            self.setting.n_workers, nanny=self.setting.nanny, environment=environment, hosts=self.setting.hosts
+        )
 
     def __enter__(self) -> Struck:
         return self
@@ -278,17 +339,20 @@ class Struck:
     def fit(self, case: str, folder: Path, client: Any = None, seconds: float = 0.0) -> Result:
         """Return the result of a case on the cluster. seconds : between two iterations."""
         fixed = CASES[case]
-        more: dict[str, Any] = {"client": client or self.cluster.client}
-        if self.setting == "files" and fixed.is_global and not fixed.refits:
+        more: dict[str, Any] = {}
+        if self.setting.in_files and fixed.is_global and not fixed.refits:
             more["memory_limit"] = "64MiB"
         if seconds and not fixed.refits:
             more["callbacks"] = [lambda now: time.sleep(seconds)]
-        with rows_in_files(256) if self.setting == "files" else nullcontext():
-            return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_lazy=True).train(**more), fixed)
+        call = StruckCall(fixed.earlier, folder, client or self.cluster.client, fixed=fixed, is_lazy=True)
+        with rows_in_files(256) if self.setting.in_files else nullcontext():
+            if self.setting.is_prepared and can_prepare_on_cluster(fixed):
+                return result_of(prepared(call, client=call.client, how=more), fixed)
+            return result_of(call.train(client=call.client, **more), fixed)
 
     def warm(self, case: str, folder: Path) -> Counter[str]:
         """Have all workers again, train a case on them, and return its calls: a worker that compiles does not answer."""
-        self.cluster.ensure_workers(self.n_workers)
+        self.cluster.ensure_workers(self.setting.n_workers)
         workers = self.cluster.addresses()
         if case not in self._warm or self._warm[case][0] != workers:
             with Faults(self.cluster) as calm:

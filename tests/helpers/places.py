@@ -111,7 +111,7 @@ def _killed(case: Call) -> Booster:
 SHAPING = ("features", "categorical_features", "max_bins", "start_from", "continue_bins")
 
 
-def _prepared(case: Call, path: Path | None = None, how: dict[str, Any] | None = None, **more: Any) -> Booster:
+def prepared(case: Call, path: Path | None = None, how: dict[str, Any] | None = None, **more: Any) -> Booster:
     """Prepare the rows in a folder, temporary files or the memory of workers, and fit. how : further keywords of the fit."""
     keywords, rows = case.keywords(), case.rows()
     shaping = {name: keywords[name] for name in SHAPING if name in keywords}
@@ -125,26 +125,27 @@ def _prepared(case: Call, path: Path | None = None, how: dict[str, Any] | None =
 
 
 def _prepared_anywhere(case: Call) -> Booster:
-    return _prepared(case, case.folder / "prepared" if case.rng("path").random() < 0.5 else None)
+    return prepared(case, case.folder / "prepared" if case.rng("path").random() < 0.5 else None)
 
 
 def _prepared_streamed(case: Call) -> Booster:
     with rows_in_files():
-        return _prepared(case, case.folder / "prepared", {"memory_limit": "64MiB"})
+        return prepared(case, case.folder / "prepared", {"memory_limit": "64MiB"})
 
 
 def _cluster(case: Call, **more: Any) -> Booster:
     return case.train(client=case.client, **more)
 
 
-def _configured(**config: Any) -> Callable[[Call], Booster]:
-    """Return a place on a cluster in this process, with some keys of the configuration changed."""
+def _configured(run: Callable[[Call], Booster] = _cluster, **config: Any) -> Callable[[Call], Booster]:
+    """Return a place with some keys of the configuration changed. Rows are handed over in several messages."""
 
-    def run(case: Call) -> Booster:
-        with dask.config.set({f"dboost.{key.replace('_', '-')}": value for key, value in config.items()}):
-            return _cluster(case)
+    def configured(case: Call) -> Booster:
+        keys = {f"dboost.{key.replace('_', '-')}": value for key, value in config.items()}
+        with dask.config.set(keys), tuned(hand_over_bytes=9000):
+            return run(case)
 
-    return run
+    return configured
 
 
 def _cluster_streamed(case: Call) -> Booster:
@@ -152,12 +153,12 @@ def _cluster_streamed(case: Call) -> Booster:
 
 
 def _cluster_prepared(case: Call) -> Booster:
-    return _prepared(case, client=case.client)
+    return prepared(case, client=case.client)
 
 
 def _cluster_prepared_files(case: Call) -> Booster:
     """The workers write the data set, and read it again."""
-    return _prepared(case, case.folder / "prepared", {"client": case.client}, client=case.client)
+    return prepared(case, case.folder / "prepared", {"client": case.client}, client=case.client)
 
 
 def _published(case: Call) -> Booster:
@@ -235,12 +236,15 @@ def _can_stream(described: Any) -> bool:
 
 
 def _can_prepare(described: Any) -> bool:
-    holds_out = getattr(described, "options", {}).get("validation_fraction") is not None  # a data set's bins are of all rows
+    options, arcbites = getattr(described, "options", {}), described.arcbites
+    holds_out = options.get("validation_fraction") is not None  # a data set's bins are of all rows
+    is_watched = isinstance(arcbites, dict) or (arcbites is not None and arcbites.is_watched)
+    holds_out |= is_watched and "eval_set" not in options
     has_its_bins = described.earlier in (None, "start_from, kept bins")  # other bins do not tell the scores of a model
-    return _is_global(described) and described.arcbites is None and not holds_out and has_its_bins
+    return _is_global(described) and not holds_out and has_its_bins
 
 
-def _can_prepare_on_cluster(described: Any) -> bool:
+def can_prepare_on_cluster(described: Any) -> bool:
     return _can_prepare(described) and described.earlier is None
 
 
@@ -270,12 +274,12 @@ CLUSTER_PLACES: dict[str, Place] = {
     "one worker": Place(_configured(single_worker_values=8_000_000)),
     "one session": Place(_configured(session_per_host=True)),
     "cluster, streamed": Place(_cluster_streamed, _can_stream),
-    "cluster, prepared": Place(_cluster_prepared, _can_prepare_on_cluster),
-    "cluster, prepared in files": Place(_cluster_prepared_files, _can_prepare_on_cluster),
+    "one session, prepared": Place(_configured(_cluster_prepared, session_per_host=True), can_prepare_on_cluster),
+    "cluster, prepared in files": Place(_cluster_prepared_files, can_prepare_on_cluster),
     "cluster, killed": Place(_cluster_killed, can_kill),
 }
 #: These change the cluster.
-CHANGING_PLACES = {"published": Place(_published, _can_prepare_on_cluster), "removed worker": Place(_removed_worker, can_kill)}
+CHANGING_PLACES = {"published": Place(_published, can_prepare_on_cluster), "removed worker": Place(_removed_worker, can_kill)}
 #: These use a cluster of processes.
 PROCESS_PLACES = {
     "workers": Place(_cluster, lambda described: True, _LAZY),
