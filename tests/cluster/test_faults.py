@@ -99,7 +99,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     ],
     "prepared": [
         (PLAIN, [Fault("killed", "reading training", 2), Fault("lost", "dboost_open", 1), Fault("killed", GROW, 3)]),
-        (SETS, [Fault("restarted", GROW, 2), Fault("stopped", GROW, 4)]),
+        (SETS, [Fault("restarted", GROW, 2), Fault("killed", "evaluate", 6)]),
     ],
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),

@@ -19,7 +19,7 @@ import pytest
 
 from dboost.data import ReadOptions, open_table
 from dboost.data.tables import dask_collections
-from tests.helpers.table_content import content
+from tests.helpers.table_forms import content
 
 N_PARTS = 5
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dboost.data import ReadOptions, open_table
 from dboost.data.kinds import table_kinds
 from dboost.schema import Feature
-from tests.helpers.table_content import content
+from tests.helpers.table_forms import content
 
 N = 23
 

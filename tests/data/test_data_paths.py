@@ -34,7 +34,7 @@ from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.tuning import tuned
 from tests.helpers.examples import examples
-from tests.helpers.table_content import content
+from tests.helpers.table_forms import content
 from tests.helpers.tune import Tune
 
 N = 40

@@ -32,7 +32,7 @@ from dboost.data.sources.paths import open_source
 from dboost.data.sources.row_filter import RowFilter
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import Processes, at
-from tests.helpers.table_sources import PARTS, SOURCES, STREAMS, Exporter, files_of, lazy_polars, reader_of, table_of
+from tests.helpers.table_forms import PARTS, SOURCES, STREAMS, Exporter, files_of, lazy_polars, reader_of, table_of
 from tests.helpers.tune import Tune
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}

@@ -23,7 +23,7 @@ from distributed import Client
 
 import dboost
 from dboost.data.tables import read_table
-from tests.helpers.table_sources import STREAMS
+from tests.helpers.table_forms import STREAMS
 from tests.helpers.tune import Tune
 
 #: Batches of 1000 rows of 8 bytes × 6 columns.

@@ -23,8 +23,7 @@ from dboost.files import local_write
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
-from tests.helpers.forests import random_ensemble
-from tests.helpers.small_models import BY_HAND, LEAF, SMALL, SPLIT, same
+from tests.helpers.forests import BY_HAND, LEAF, SMALL, SPLIT, random_ensemble, same
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3), st.lists(st.floats(), max_size=4))

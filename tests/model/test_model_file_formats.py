@@ -25,8 +25,7 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.model.margins import Calibration
 from tests.helpers.fits import FEATURES, mixed_frame
-from tests.helpers.forests import random_ensemble
-from tests.helpers.small_models import BY_HAND, SMALL, same
+from tests.helpers.forests import BY_HAND, SMALL, random_ensemble, same
 
 FILES = Path(__file__).parents[1] / "files"
 Dumps = Callable[[Ensemble], bytes]

@@ -29,8 +29,19 @@ from dboost.tuning import Tuning, tuned
 from tests.helpers import table_forms
 from tests.helpers.combinations import ARRAY_TYPES, COLUMNS, as_array
 from tests.helpers.fits import saved
-from tests.helpers.table_forms import AS_NUMBERS, FORMS, NO_ARROW, NO_KEYS, ArrayForm, Form, lacking, new_file, vector
-from tests.helpers.table_sources import PARTS, STREAMS
+from tests.helpers.table_forms import (
+    AS_NUMBERS,
+    FORMS,
+    NO_ARROW,
+    NO_KEYS,
+    PARTS,
+    STREAMS,
+    ArrayForm,
+    Form,
+    lacking,
+    new_file,
+    vector,
+)
 from tests.suite.covering import Cell, cells, combinations
 from tests.suite.forms import plain
 
