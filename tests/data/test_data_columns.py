@@ -316,6 +316,7 @@ NAMELESS: dict[str, tuple[Any, bool]] = {
 }
 
 
+@pytest.mark.fast_cells(10)
 @pytest.mark.parametrize("kind", NAMELESS)
 @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
 def test_a_column_with_the_name_of_an_index_is_a_feature_unless_it_numbers_the_rows(

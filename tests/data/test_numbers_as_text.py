@@ -256,6 +256,7 @@ def warned(messages: list[str]) -> Iterator[None]:
     assert len(found) == len(messages) and all(map(re.fullmatch, messages, found)), found
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_is_reported_once_for_each_column(source: str, tmp_path: Path) -> None:
     with warned(MESSAGES):

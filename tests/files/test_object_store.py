@@ -277,9 +277,8 @@ def every_file(root: str) -> list[str]:
     return sorted(one[len(name) :].lstrip("/") for one in files.find(name) if "lake/rows/" not in one)
 
 
-@pytest.mark.parametrize(
-    ("name", "neighbour"), [PATTERNS[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in PATTERNS[1:])]
-)
+@pytest.mark.fast_cells(3)
+@pytest.mark.parametrize(("name", "neighbour"), PATTERNS)
 def test_names_that_look_like_patterns_are_names(root: str, name: str, neighbour: str) -> None:
     """Leases, checkpoints, data sets, predictions: nothing of a neighbour is touched, and nothing of their own stays."""
     theirs = [f"{neighbour}.json.lease.json", f"{neighbour}/state.json", f"{neighbour}/part-0.parquet", f"{name}2/state.json"]

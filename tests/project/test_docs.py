@@ -174,25 +174,6 @@ def configuration() -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "conf.py"))
 
 
-def test_pages_have_a_logo_copy_buttons_and_an_install_line_and_the_api_begins_with_fit() -> None:
-    conf = configuration()
-    logo = conf["html_theme_options"]["logo"]
-    for file in (
-        conf["html_favicon"],
-        logo["image_light"],
-        logo["image_dark"],
-        *(f"_static/{js}" for js in conf["html_js_files"]),
-    ):
-        assert (DOCS / file).is_file(), file
-    assert "clipboard" in (DOCS / "_static" / "copy.js").read_text(encoding="utf-8")
-    front = (DOCS / "index.md").read_text(encoding="utf-8")
-    assert 0 < front.index("$ pip install") < front.index("```python")
-    functions = re.findall(r"^\.\. auto\w+:: (\S+)", (DOCS / "api" / "training.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert functions[0] == "dboost.fit"
-    style = (DOCS / "_static" / "dboost.css").read_text(encoding="utf-8")
-    assert re.search(r'data-theme="dark"\] \.bd-article img[^{]*\{[^}]*invert', style), "plots are dark in dark mode"
-
-
 #: What users type into the search box, and the page that they need.
 TITLES = {
     "Incremental training": "guide/incremental_training",

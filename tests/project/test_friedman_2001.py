@@ -68,9 +68,3 @@ def test_the_command_writes_tables_and_pictures(tmp_path: Path, capsys: pytest.C
     # Targets are functions of seed, experiment and number only.
     main([*settings, str(tmp_path / "b")])
     assert (tmp_path / "b" / "errors.json").read_bytes() == (tmp_path / "a" / "errors.json").read_bytes()
-
-
-def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    for wrong in (["--targets", "0"], ["--marketing", str(tmp_path / "none.parquet")]):
-        with pytest.raises(SystemExit):
-            main([*wrong, "--output", str(tmp_path)])
