@@ -284,8 +284,11 @@ def test_callbacks_may_stop_the_fit() -> None:
 
 @pytest.mark.parametrize(("given", "message"), [({"n_jobs": 0}, "n_jobs=0"), ({"n_jobs": 2, "n_threads": 1}, "same parameter")])
 def test_wrong_numbers_of_jobs_are_refused(given: dict[str, Any], message: str) -> None:
+    rows = np.zeros((30, 1)), np.arange(30.0)
     with pytest.raises(ValueError, match=message):
-        DBoostRegressor(**given).fit(np.zeros((30, 1)), np.arange(30.0))
+        DBoostRegressor(**given).fit(*rows)
+    for n_jobs in (None, 2, -1):
+        DBoostRegressor(n_jobs=n_jobs, max_iter=1).fit(*rows)
 
 
 def test_feature_importances_are_shares_in_the_order_of_the_columns() -> None:

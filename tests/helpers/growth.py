@@ -30,7 +30,6 @@ from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
 
-TERMS = SquaredError().pass_terms()
 #: What a random tree needs of a task.
 TASK = SimpleNamespace(direction=None, output=0, gain_unit=1.0)
 
@@ -154,7 +153,7 @@ class Problem:
             max_leaves=self.policy.max_leaves,
             n_channels=self.precision.n_channels,
         )
-        engine = WholeEngine(shard, TERMS, n_threads=n_threads)
+        engine = WholeEngine(shard, n_threads)
         assert engine.team.n_threads == n_threads
         try:
             yield engine
@@ -187,7 +186,7 @@ class Problem:
     def by_rounds(self, cuts: list[int], width: int, in_flight: int = 1) -> tuple[Tree, np.ndarray, int]:
         """Return the tree grown over several shards, each row's leaf, and the number of rounds."""
         shards = self.shards(cuts)
-        engine = ShardedEngine(shards, TERMS, width=width, in_flight=in_flight)
+        engine = ShardedEngine(shards, width=width, in_flight=in_flight)
         tree = self.finished(next(engine.grow([self.task])))
         n_requests = engine.n_requests
         assert_equal(self.finished(next(engine.grow([self.task]))), tree)

@@ -1,7 +1,4 @@
-"""Engines for tests: one for several shards, which grow trees in rounds, and one for a shard that grows whole trees.
-
-They prove that a model does not depend on how rows are divided.
-"""
+"""Engines for tests: one for several shards, which grow trees in rounds, and one for a shard that grows whole trees."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels.threads import Team, team_for
-from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.losses.gradient_stats import GradientStats
-from dboost.losses.terms import LossTerms
 from dboost.rows.bin_proposal import merge_into_bins
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard
@@ -44,21 +38,19 @@ def training_rows(
 
 
 class ShardedEngine:
-    """Trains on several shards in memory.
+    """Grows trees from several shards in memory.
 
     Parameters
     ----------
     shards : sequence of Shard
-    loss_terms : LossTerms
     width : int
         Leaves split by the rounds that are under way at the same time.
     in_flight : int
         Most rounds that are under way at the same time.
     """
 
-    def __init__(self, shards: Sequence[Shard], loss_terms: LossTerms, *, width: int = 8, in_flight: int = 1) -> None:
+    def __init__(self, shards: Sequence[Shard], *, width: int = 8, in_flight: int = 1) -> None:
         self._growers = [RoundsInMemory(shard) for shard in shards]
-        self._terms = loss_terms
         self._width, self._in_flight = width, in_flight
         self._rounds = TreeRounds()
         self.n_requests = 0
@@ -66,18 +58,6 @@ class ShardedEngine:
     @property
     def n_rows(self) -> int:
         return sum(grower.shard.n_rows for grower in self._growers)
-
-    def advance(self, values: np.ndarray, terms: LossTerms | None = None) -> GradientStats:
-        self._terms = self._terms if terms is None else terms
-        return reduce(GradientStats.merge, [self._advance(grower.shard, values) for grower in self._growers])
-
-    def _advance(self, shard: Shard, values: np.ndarray) -> GradientStats:
-        rows = shard.gradient_pass(values, self._terms, new_pass_scratch(), 0, shard.n_rows)
-        return shard.with_noise(self._terms.advance(rows), 0, shard.n_rows)
-
-    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return the result of each shard."""
-        return [statistic.compute(grower.shard, 0, grower.shard.n_rows, *arguments) for grower in self._growers]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self.grow_tree, tasks)
@@ -104,25 +84,11 @@ class ShardedEngine:
     def _sum(self, output: int, request: RoundRequest) -> RoundHistograms:
         return reduce(RoundHistograms.merge, [grower.sum_histograms(output, request) for grower in self._growers])
 
-    def report(self) -> dict[str, float]:
-        """Return nothing: no time is spent waiting."""
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 class WholeEngine:
-    """Trains on one shard in memory, which grows whole trees.
+    """Grows whole trees from one shard in memory."""
 
-    Parameters
-    ----------
-    shard : Shard
-    loss_terms : LossTerms
-    n_threads : int, default 1
-    """
-
-    def __init__(self, shard: Shard, loss_terms: LossTerms, *, n_threads: int = 1) -> None:
+    def __init__(self, shard: Shard, n_threads: int) -> None:
         self.team = team_for(shard.n_rows, len(shard.tree_layout.n_bins), n_threads)
         store = RowStore(
             [
@@ -134,15 +100,11 @@ class WholeEngine:
         )
         build = SimpleNamespace(warm_start=SimpleNamespace(n_before=0))
         rows = EncodedStore(store, shard.spec, RowIds(np.array([[0, shard.n_rows]])))
-        self.rows, self._terms, self._n = TrainingRows(rows, "", build, None, self.team), loss_terms, 0
+        self.rows = TrainingRows(rows, "", build, None, self.team)
         grower = self.rows.grower
         assert isinstance(grower, MemoryGrower)
         self.grower = grower.whole
         self.rows.shard._ids = shard._ids
-
-    def advance(self, values: np.ndarray) -> GradientStats:
-        self._n += 1
-        return self.rows.advance(self._n, values, self._terms)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each thread."""

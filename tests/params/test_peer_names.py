@@ -324,6 +324,7 @@ def test_attributes_of_the_estimators(classifier: DBoostClassifier) -> None:
     assert len(results["first"]["auc"]) == classifier.n_iter_ + 3
     assert classifier.best_score_["second_set"]["logloss"] == min(results["second_set"]["logloss"])
     np.testing.assert_array_equal(classifier.apply(X), booster.apply(X))
+    np.testing.assert_array_equal(classifier.apply(X, iteration_range=(0, 1)), booster.apply(X, iteration_range=(0, 1)))
     np.testing.assert_array_equal(classifier.predict_log_proba(X), np.log(classifier.predict_proba(X)))
     np.testing.assert_array_equal(classifier.feature_importances_, booster.feature_importances_)
     assert booster.feature_importances_.sum() == pytest.approx(1)

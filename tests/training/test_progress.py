@@ -121,6 +121,17 @@ def test_counts_are_shown_with_their_unit(unit: str, shown: str, monkeypatch: py
     assert (counted(1800, "MiB"), counted(2, "partition")) == ("1,800 MiB", "2 partitions")
 
 
+def test_the_rate_is_that_of_the_iterations_after_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first iteration compiles kernels."""
+    progress = Progress(True)
+    progress.begin(3)
+    for iteration, n_rows, seconds in ((1, 500, 60.0), (2, 1000, 0.25), (3, 2000, 0.5)):
+        progress.show({"iteration": iteration, "rows_kept": n_rows, "train_loss": 0.5}, ["train_loss"], seconds)
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert "rows/s" not in lines[0] and "4,000 rows/s" in lines[-1]
+
+
 def test_partitions_of_a_dask_frame_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = counts(monkeypatch)
     dboost.fit(dd.from_pandas(FRAME, npartitions=4), "y", max_iter=1, progress=False)
