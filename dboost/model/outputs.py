@@ -387,15 +387,8 @@ class NormalOutputs(SeveralOutputs):
     def linked_names(self) -> list[Any]:
         return list(DISTRIBUTION_COLUMNS)
 
-    @property
-    def prediction_columns(self) -> None:
-        return None
-
-    def finish(self, raw: np.ndarray) -> np.ndarray:
-        return self.loss.finish(raw)
-
-    def means(self, raw: np.ndarray) -> np.ndarray:
-        return self.loss.finish(raw)
+    #: A row has one prediction.
+    prediction_columns, finish, means = Outputs.prediction_columns, Outputs.finish, Outputs.means
 
     def distribution(self) -> OutputForm:
         return OutputForm(self._distributions, DISTRIBUTION_COLUMNS)

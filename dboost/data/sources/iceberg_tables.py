@@ -147,13 +147,11 @@ class IcebergAdapter:
                 tasks = sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
             schema = scan.projection()
             types = schema.as_arrow()
-            filters = [] if row_filter is None else [row_filter]
-            for condition in filters:
-                kept = condition.possible(
-                    [_extremes_of(task.file, schema, set(condition.columns(types.names))) for task in tasks], types
-                )
+            if row_filter is not None:
+                used = set(row_filter.columns(types.names))
+                kept = row_filter.possible([_extremes_of(task.file, schema, used) for task in tasks], types)
                 tasks = [task for task, is_kept in zip(tasks, kept, strict=True) if is_kept]
-            parts = _iceberg_parts(tasks, scan, schema, most_bytes, filters)
+            parts = _iceberg_parts(tasks, scan, schema, most_bytes, [] if row_filter is None else [row_filter])
         plain_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
         read = partial(_read_iceberg, scan=plain_scan, types=types)
         in_order = partial(_read_iceberg_in_order, read=read, types=types, most_bytes=most_bytes) if most_bytes else None
