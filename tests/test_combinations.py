@@ -35,7 +35,7 @@ from distributed import Client
 import dboost
 from dboost import Booster, DBoostError
 from dboost.cli import MISTAKES
-from tests.helpers.clusters import Processes, threads_cluster
+from tests.helpers.clusters import Processes
 from tests.helpers.combinations import CATEGORICAL, EMPTY, WORDED_BY_FORM, Draw, drawn
 from tests.helpers.drawn_calls import FRONT_ENDS, SUBPROCESS_PLACES, Case, Refused, command, earlier_model, forms, plain, routes
 from tests.helpers.fits import saved
@@ -50,12 +50,6 @@ def tiny() -> Iterator[None]:
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)  # it logs errors that are expected
     with small_things():
         yield
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 # Properties of every fitted model.

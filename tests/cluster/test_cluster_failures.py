@@ -440,7 +440,7 @@ def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: C
         os.kill(pid, signal.SIGCONT)
 
     before = cluster.addresses()
-    with cluster.impatient():
+    with impatient(cluster.client):
         dboost.fit(lazily(1), "z", client=cluster.client, callbacks=at(3, look), **OPTIONS)
     assert left == [before]
 

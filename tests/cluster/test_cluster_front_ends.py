@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,11 @@ from sklearn.base import clone
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli import main
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import a_table
 from tests.helpers.tune import Tune
 
 FRAME = a_table(2500)
 X = FRAME[["a", "b", "c", "e"]]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def test_an_estimator_with_a_client_travels_without_it(client: Client) -> None:

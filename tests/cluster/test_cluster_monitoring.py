@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
@@ -35,12 +34,6 @@ OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "progress": False
 ITERATION: dict[str, Any] = {
     "n_iterations": 9, "rows": 100, "seconds": 2.0, "compute": 1.0, "reduce": 0.5, "wait": 0.25, "scores": {"train_loss": 0.5},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as client:
-        yield client
 
 
 def fetch(client: Client, path: str) -> str:

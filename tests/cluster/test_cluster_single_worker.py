@@ -8,7 +8,6 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import pandas as pd
 import pytest
 from distributed import Client
 from distributed.core import Status
@@ -43,19 +42,6 @@ def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fitted(data: Any, target: str, **options: Any) -> dboost.Booster:
     return dboost.fit(data, target, progress=False, **{"max_iter": 6} | options)
-
-
-@pytest.mark.usefixtures("no_rounds")
-def test_enough_rows_for_all_threads_of_a_worker(client: Client) -> None:
-    frame = pd.concat(
-        [a_table(30_000)[["a", "b", "c", "d", "z"]], a_table(30_000, 1)[["a", "b", "c", "d"]].add_suffix("2")], axis=1
-    )
-    frame = frame.assign(**{f"n{k}": frame["a"] * k + frame["b"] for k in range(8)})
-    options: dict[str, Any] = {"max_iter": 3, "eval_set": frame.iloc[:500], "eval_metric": "roc_auc"}
-    booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client, **options)
-    alone = fitted(frame, "z", **options)
-    assert booster.sha256 == alone.sha256
-    assert booster.history["eval_roc_auc"].tolist() == alone.history["eval_roc_auc"].tolist()
 
 
 @pytest.mark.parametrize(

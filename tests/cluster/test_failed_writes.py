@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,10 @@ from dboost.data.columns.chunk import BinnedPartition
 from dboost.prepared import dataset_files
 from dboost.prepared.dataset_files import PartFile
 from dboost.rows.block_file import StorageError
-from tests.helpers.clusters import Processes, threads_cluster, until
+from tests.helpers.clusters import Processes, impatient, until
 
 ROWS = pd.DataFrame({"x": np.random.default_rng(0).normal(size=4000)}).assign(y=lambda frame: frame["x"] ** 2)
 LAZY = dd.from_pandas(ROWS, npartitions=8, sort=False)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with threads_cluster(2, 1) as found:
-        yield found
 
 
 class Writes:
@@ -137,7 +130,7 @@ def test_a_stopped_worker_is_not_waited_for(tmp_path: Path) -> None:
 
     with Processes(2) as processes:
         rows = dd.from_pandas(ROWS, npartitions=2, sort=False)
-        with dboost.prepare(rows, "y", client=processes.client) as data, processes.impatient():
+        with dboost.prepare(rows, "y", client=processes.client) as data, impatient(processes.client):
             cluster: Any = data._rows()
             stopper = threading.Thread(target=stop)
             stopper.start()

@@ -17,6 +17,7 @@ import pytest
 from distributed import Client
 
 from tests.helpers.cells import SLOW_CELL
+from tests.helpers.clusters import impatient
 from tests.helpers.faults import SETTINGS, Fault, Faults, Struck, here
 from tests.helpers.fixed_calls import CASES, Result, assert_same
 
@@ -124,7 +125,7 @@ PAUSE = {"joined": 0.3, "joined late": 2.0}
 )
 def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) -> None:
     struck.warm(case, tmp_path)
-    with struck.cluster.impatient(), Faults(struck.cluster, faults) as done:
+    with impatient(struck.cluster.client), Faults(struck.cluster, faults) as done:
         found = struck.fit(case, tmp_path, seconds=max(PAUSE.get(fault.kind, 0.0) for fault in faults))
     assert not done.waiting, "the fit has no such call"
     assert_same(found, expected(case))
@@ -180,7 +181,7 @@ def test_drawn_faults(struck: Struck, tmp_path: Path) -> None:
             with Client(struck.cluster.address, set_as_default=False) as client:
                 return struck.fit(case, tmp_path, client)
 
-        with struck.cluster.impatient(), Faults(struck.cluster, faults), ThreadPoolExecutor() as pool:
+        with impatient(struck.cluster.client), Faults(struck.cluster, faults), ThreadPoolExecutor() as pool:
             beside = pool.submit(fit_beside) if chance.random() < 0.3 else None
             found = struck.fit(case, tmp_path, seconds=chance.choice([0.0, 0.05]))
             if beside is not None:

@@ -31,7 +31,7 @@ from dboost.data.sources import Parts, Stream, parquet, stream_of
 from dboost.data.sources.paths import open_source
 from dboost.data.sources.row_filter import RowFilter
 from dboost.session.partition_batch import PartitionBatch
-from tests.helpers.clusters import Processes, at
+from tests.helpers.clusters import Processes, at, impatient
 from tests.helpers.table_forms import PARTS, SOURCES, STREAMS, Exporter, files_of, lazy_polars, reader_of, table_of
 from tests.helpers.tune import Tune
 
@@ -386,7 +386,7 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
     frame = frame_of(20_000)
     expected = dboost.fit(frame, "y", **OPTIONS | {"max_iter": 8})
     tune(stored_partition_bytes=100_000, stream_in_memory_bytes=200_000, wave_bytes=300_000)
-    with Processes(3) as cluster, cluster.impatient():
+    with Processes(3) as cluster, impatient(cluster.client):
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         options = OPTIONS | {"max_iter": 8, "callbacks": [kill]}
         found = dboost.fit(reader_of(frame, tmp_path), "y", client=cluster.client, **options)
@@ -446,7 +446,7 @@ def test_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(
     parts = open_source(tmp_path / "rows.parquet", most_bytes=2**22, columns=["x0", "count", "y"])
     assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [len(parts.parts)] != [1]
     assert [len(run) for run in parts.runs([1])] == [1]
-    with Processes(3) as cluster, cluster.impatient():
+    with Processes(3) as cluster, impatient(cluster.client):
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         found = dboost.fit(tmp_path / "rows.parquet", "y", client=cluster.client, callbacks=[kill], **options)
         assert len(cluster.addresses()) == 2
@@ -465,7 +465,7 @@ def test_prepared_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed
     for partition in parts.partitions(["x0"]):
         sliced.append(math.ceil(len(partition) / slice_rows(2**22, len(features))))
     assert max(sliced) > 1  # slices of a partition are joined
-    with Processes(3) as cluster, cluster.impatient():
+    with Processes(3) as cluster, impatient(cluster.client):
         options: dict[str, Any] = {"memory_limit": "16MiB", "client": cluster.client, "features": features}
         for target, weight in (("y", weights), ("c", None)):
             expected = dboost.fit(frame, target, features=features, sample_weight=weight, **OPTIONS)

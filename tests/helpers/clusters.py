@@ -31,40 +31,34 @@ from tests.helpers.leftovers import check_nothing_left, fits_of, held_on, nothin
 
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
-#: timeout once theirs have imported and compiled (`Processes.impatient`). PYTHONPATH lets workers import the tests' functions.
+#: timeout once theirs have imported and compiled (`impatient`). PYTHONPATH lets workers import the tests' functions.
 ENVIRONMENT = {"DASK_DBOOST__PATIENCE": "30s", "DASK_DBOOST__WORKER_TIMEOUT": "60s", "PYTHONPATH": str(ROOT)}
 
 
 @contextlib.contextmanager
-def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator[Client]:
-    """A cluster with scheduler and workers in this process."""
+def threads_cluster(
+    n_workers: int = 3, threads_per_worker: int = 2, *, protocol: str = "inproc", dashboard: str | None = ":0"
+) -> Iterator[Client]:
+    """A cluster with scheduler and workers in this process, which are connected by a protocol."""
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "10s"}),
         LocalCluster(
-            n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        nothing_left_on(client),
-    ):
-        yield client
-
-
-@contextlib.contextmanager
-def lines_cluster(n_workers: int = 3, protocol: str = "tcp") -> Iterator[Client]:
-    """A cluster with scheduler and workers in this process, which are connected by a protocol."""
-    with (
-        LocalCluster(
             n_workers=n_workers,
-            threads_per_worker=1,
+            threads_per_worker=threads_per_worker,
             processes=False,
             protocol=f"{protocol}://",
             security=Security.temporary() if protocol in ("tls", "wss") else None,
-            dashboard_address=None,
+            dashboard_address=dashboard,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
         nothing_left_on(client),
     ):
         yield client
+
+
+def lines_cluster(n_workers: int = 3, protocol: str = "tcp") -> contextlib.AbstractContextManager[Client]:
+    """A cluster whose workers have one thread each and call each other on lines."""
+    return threads_cluster(n_workers, 1, protocol=protocol, dashboard=None)
 
 
 #: The environment variable with the name of the host that a worker reports.
@@ -134,10 +128,6 @@ class Processes:
         """Start a worker by code in a new interpreter; the caller ends it."""
         command = [sys.executable, "-c", code, self.address, "--no-nanny", "--no-dashboard"]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def impatient(self) -> contextlib.AbstractContextManager[None]:
-        """See `impatient`."""
-        return impatient(self.client)
 
     def ensure_workers(self, n_workers: int) -> None:
         """Replace workers that a test has killed."""

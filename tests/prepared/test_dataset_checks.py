@@ -37,6 +37,7 @@ def test_forged_data_sets_are_refused_or_fitted(base: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", ["grade", "y"])
 def test_many_forged_data_sets_are_refused_or_fitted(target: str, tmp_path: Path) -> None:
     forged.make(tmp_path / "data", target, sample_weight="w", offset="o")
