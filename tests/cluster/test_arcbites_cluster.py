@@ -42,27 +42,6 @@ def fit(data: Any, target: str, **options: Any) -> dboost.Booster:
         return dboost.fit(data, target, **(SETTINGS | options))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "columns", "arcbites"),
-    [
-        ("t", ["a", "b", "d"], ArcBites(3, early_stopping_rounds=2)),
-        ("z", ["a", "b", "e"], ArcBites(3, 1, visits=3, parts=2)),
-        ("y", ["a", "b"], ArcBites(40, 1, visits=1)),
-    ],
-    ids=["cut back", "grouped anew", "more bites than some partition has rows"],
-)
-def test_a_bite_is_read_when_it_is_entered(
-    client: Client, filing: None, target: str, columns: list[str], arcbites: ArcBites
-) -> None:
-    frame = FRAME[[*columns, target]]
-    booster = fit(cut(frame, [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", arcbites=arcbites)
-    assert booster.sha256 == fit(frame, target, arcbites=arcbites).sha256
-    read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
-    begins = np.diff(visits, prepend=0) > 0
-    assert (read[begins] > 0).all() and (read[~begins] == 0).all()
-
-
 def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """The number of bites equals that of one process with the limit of one worker; the bites are in files."""
     rng = np.random.default_rng(0)

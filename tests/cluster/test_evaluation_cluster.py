@@ -65,15 +65,6 @@ def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None,
     return there
 
 
-def test_evaluated_from_files(client: Client, filing: None) -> None:
-    options: dict[str, Any] = {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"]}
-    other = OTHER.copy()
-    other.loc[3, "town"] = "nowhere"
-    sets = {"whole": cut(other, [100, 100, 170]), "here": other.iloc[:80], "parts": dd.from_pandas(other[50:], npartitions=2)}
-    counted = int((other["w"] > 0).sum() + (other["w"][50:] > 0).sum())
-    same(client, "y", sets, counted, **options)
-
-
 def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
     here = dboost.fit(FRAME, "late", eval_set=OTHER, **OPTIONS)
     counts: list[int] = []

@@ -146,8 +146,8 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
 
 
 N_DRAWS, FIRST = int(os.environ.get("FAULTS", len(SETTINGS))), int(os.environ.get("FAULTS_FROM", 0))
-#: Continuous integration draws for clusters of few cells.
-DRAWN = [setting for setting in SETTINGS if "FAULTS" in os.environ or len(CELLS[setting]) < 3]
+#: Continuous integration draws for clusters of one cell.
+DRAWN = [setting for setting in SETTINGS if "FAULTS" in os.environ or len(CELLS[setting]) < 2]
 KINDS = {
     "killed": 8, "lost": 3, "restarted": 4, "stopped": 3, "held up": 3, "paused": 2, "retired": 2, "joined": 2, "all killed": 1,
 }  # fmt: skip

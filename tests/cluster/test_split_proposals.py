@@ -61,13 +61,12 @@ def test_every_column_has_one_owner(n: int, n_columns: int, n_rows: int, owner_b
     assert sizes.max() - sizes.min() <= 1
 
 
-@pytest.fixture(scope="module", params=["tcp", "inproc"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with dask.config.set(SHARED), lines_cluster(3, request.param) as client:
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with dask.config.set(SHARED), lines_cluster(3) as client:
         yield client
 
 
-@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("weight", [None, "w"])
 def test_candidates_do_not_depend_on_who_proposes_them(client: Client, proposals: Counter[int], weight: str | None) -> None:
     """Rows with gaps, a categorical column, rows of weight 0, an empty partition."""

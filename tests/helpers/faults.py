@@ -56,10 +56,10 @@ SETTINGS = {
     "slices": Setting(6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
     "one worker": Setting(2, {"single-worker-values": 8_000_000, "session-per-host": True}),
     "one session": Setting(3, {"session-per-host": True}),
+    "nannies": Setting(nanny=True),
     "two hosts": Setting(4, {"session-per-host": True}, hosts=("one", "two")),
     "files": Setting(in_files=True),
     "prepared": Setting(is_prepared=True),
-    "nannies": Setting(nanny=True),
 }
 
 
