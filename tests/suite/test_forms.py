@@ -306,7 +306,7 @@ ENTRANCES: dict[str, Entrance] = {
     "refit_leaves": Entrance(lambda table: [_model(table.dtype, table.kinds).refit_leaves(**table.rows(1))], "fit"),
     "predictions": Entrance(_predicted, "predict"),
     "predictions, in pieces": Entrance(_in_pieces(_predicted), "predict"),
-    "predictions, filtered": Entrance(_predicted_filtered, "filter", needs_names=True),
+    "predictions, filtered": Entrance(_predicted_filtered, "predict filtered", needs_names=True),
     "interpretation": Entrance(_interpreted, "predict"),
     "interpretation, in pieces": Entrance(_in_pieces(_interpreted), "predict"),
 }
