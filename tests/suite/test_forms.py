@@ -307,8 +307,8 @@ ENTRANCES: dict[str, Entrance] = {
     "predictions": Entrance(_predicted, "predict"),
     "predictions, in pieces": Entrance(_in_pieces(_predicted), "predict"),
     "predictions, filtered": Entrance(_predicted_filtered, "predict filtered", needs_names=True),
-    "interpretation": Entrance(_interpreted, "predict"),
-    "interpretation, in pieces": Entrance(_in_pieces(_interpreted), "predict"),
+    "interpretation": Entrance(_interpreted, "interpret"),
+    "interpretation, in pieces": Entrance(_in_pieces(_interpreted), "interpret"),
 }
 
 
