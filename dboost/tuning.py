@@ -35,7 +35,7 @@ class Tuning:
 
     # Rows in memory and in files.
 
-    #: Name of what grows trees, see `session.growers`.
+    #: Name of what grows trees, see `trees.growers`.
     grower: str = "cpu"
     #: Most rows that one process trains on in memory: numbers of rows have 32 bits.
     session_rows: int = 2**32

@@ -37,7 +37,7 @@ from dboost.cluster.transport import relay as relays
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
 from dboost.cluster.transport.line_calls import METHODS, Decode, LineCalls
-from dboost.cluster.transport.messages import ON_LINE
+from dboost.cluster.transport.messages import ON_LINE, SessionRef, unpack
 from dboost.cluster.transport.peer_messages import Inbox
 from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of
@@ -48,7 +48,6 @@ from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.tables import dask_collections
 from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import PAIR
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 from dboost.training.fit import FitResult
 from dboost.training.request import FitRequest

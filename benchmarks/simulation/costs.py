@@ -14,10 +14,10 @@ import numpy as np
 
 import dboost
 from dboost.cluster.transport.line import Line
+from dboost.cluster.transport.messages import pack_round, unpack
 from dboost.kernels.histograms import BinLayout
 from dboost.losses.gradient_stats import GradientStats
 from dboost.rows.shard import Shard
-from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.rounds_in_memory import RoundsInMemory
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
@@ -151,7 +151,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
         return stats
 
     with (
-        patch("dboost.session.growers.WholeTrees", _Clock),
+        patch("dboost.trees.growers.WholeTrees", _Clock),
         patch.object(TrainingRows, "advance", advance),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):

@@ -16,6 +16,7 @@ maxima and minima, so they do not depend on the sessions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
@@ -137,3 +138,10 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release threads, memory and files."""
+
+
+def log_rows_in_files(n_rows: int, spec: BuildSpec) -> None:
+    """Log how many training rows are in files."""
+    how = "streamed from" if spec.n_parts is None else "divided into bites in"
+    limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
+    logging.getLogger("dboost").info("%d rows do not fit %s and are %s files", n_rows, limit, how)

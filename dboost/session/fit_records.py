@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,14 +18,12 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.rows.row_sample import Sample
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.memory import Budget
-from dboost.session.target import Target, TargetScan
+from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart
 from dboost.trees.fit_trees import FitTree
 
 if TYPE_CHECKING:
-    from dboost.data.tables.row_metadata import DataIssue
     from dboost.model.ensemble import Ensemble
-    from dboost.schema import Level
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,67 +177,6 @@ class ReplayState:
         is_new = self.advanced is None or self.advanced.number < selected.n_advanced
         iterations = self.iterations[selected.n_iterations :]
         return replace(self, advanced=None if is_new else self.advanced, iterations=iterations)
-
-
-def log_rows_in_files(n_rows: int, spec: BuildSpec) -> None:
-    """Log that rows are in files, if there are any."""
-    if n_rows:
-        how = "streamed from" if spec.n_parts is None else "divided into bites in"
-        limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
-        logging.getLogger("dboost").info("%d rows do not fit %s and are %s files", n_rows, limit, how)
-
-
-class SessionRef(NamedTuple):
-    """The name of a session: the state of one fit in one worker process.
-
-    An address alone is ambiguous: a worker that is restarted at the same address has a new session without rows. Every call
-    names its session, and a worker with another session replies `UNKNOWN`.
-    """
-
-    worker: str
-    session: str
-
-
-def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
-    """Return `SessionRef` objects from the lists to which msgpack converts them."""
-    return [SessionRef(*pair) for pair in pairs]
-
-
-class MissingPartitions(Exception):
-    """Raised when a call names a batch, or partitions of a batch, that this session does not have."""
-
-
-def pack_round(message: Any) -> bytes:
-    """Pickle a request or a reply of a round.
-
-    These contain no objects of the user, so plain pickle suffices. A fit sends thousands of them, and Dask's serialization
-    would traverse each.
-    """
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-
-
-def unpack(message: bytes | memoryview) -> Any:
-    """Return the object that `pack_round` pickled."""
-    return pickle.loads(message)
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionStats:
-    """Statistics of the partitions of one batch in one session."""
-
-    lengths: dict[int, int]  # {partition: number of rows}
-    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
-    n_bytes: dict[int, int]  # {partition: bytes of its columns}
-    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
-    kinds: tuple[tuple[bool, int] | None, ...]
-    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
-    target: TargetScan | None  # None without rows of positive weight
-    complaints: tuple[DataIssue, ...]
-    max_weight: float  # largest weight
-    unit_weights: bool  # whether all weights are 1 (or 0)
-    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.columns.fingerprint`
-    category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
-    spare: Budget | None = None  # memory that the session has for rows; None without a limit
 
 
 class RowPlaces(NamedTuple):

@@ -19,8 +19,9 @@ from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
+from dboost.session.backend import log_rows_in_files
 from dboost.session.evaluation_rows import log_streamed_eval_set
-from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowIdRanges, SelectedRows, log_rows_in_files
+from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowIdRanges, SelectedRows
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan, scan_targets
@@ -112,8 +113,9 @@ class LocalBackend:
             size = spec.loss_magnitude(max_weight, n_rows)
             if self.session.add_held_out(BATCH, name, spec, size, spec.needs_values, chosen=True):
                 log_streamed_eval_set(name)
-        places = self.session.build(BATCH, spec, ReplayState())
-        log_rows_in_files(places.in_files, spec)
+        n_in_files = self.session.build(BATCH, spec, ReplayState()).in_files
+        if n_in_files:
+            log_rows_in_files(n_in_files, spec)
 
     def load_eval_sets(self, chosen: Chosen, sets: Sequence[GivenTable]) -> None:
         for table in sets:

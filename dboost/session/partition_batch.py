@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -23,15 +23,37 @@ from dboost.data.columns.column import CategoryColumn, without_unused
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import RowRoles
 from dboost.data.tables.reader import Reader, StoredSlices, fingerprint_of, rows_in
-from dboost.data.tables.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
+from dboost.data.tables.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMetadataSpool
 from dboost.files.spool import Spool
-from dboost.schema import Feature
-from dboost.session.fit_records import MissingPartitions, PartitionStats
+from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, TrimCounter
 from dboost.session.target import TargetScan, merge_target_scans, scan_target
 
 #: Bytes of chunks that stay in memory until they are encoded; further chunks are spooled to files.
 RETAIN_BYTES = 256 * 2**20
+
+
+class MissingPartitions(Exception):
+    """Raised when a call names a batch, or partitions of a batch, that this session does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionStats:
+    """Statistics of the partitions of one batch in one session."""
+
+    lengths: dict[int, int]  # {partition: number of rows}
+    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
+    n_bytes: dict[int, int]  # {partition: bytes of its columns}
+    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
+    kinds: tuple[tuple[bool, int] | None, ...]
+    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
+    target: TargetScan | None  # None without rows of positive weight
+    complaints: tuple[DataIssue, ...]
+    max_weight: float  # largest weight
+    unit_weights: bool  # whether all weights are 1 (or 0)
+    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.columns.fingerprint`
+    category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
+    spare: Budget | None = None  # memory that the session has for rows; None without a limit
 
 
 class PartitionBatch:

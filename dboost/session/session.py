@@ -43,17 +43,10 @@ from dboost.schema import Feature
 from dboost.session.bites import Bites, BiteStore, Iterations
 from dboost.session.encoded_rows import EncodedStore, joined_rows
 from dboost.session.evaluation_rows import SessionEvalSets
-from dboost.session.fit_records import (
-    BuildSpec,
-    MissingPartitions,
-    PartitionStats,
-    ReplayState,
-    RowPlaces,
-    SelectedRows,
-)
+from dboost.session.fit_records import BuildSpec, ReplayState, RowPlaces, SelectedRows
 from dboost.session.hand_over import EncodedBatch, HandedRows
 from dboost.session.memory import Budget, trim_memory
-from dboost.session.partition_batch import Loading
+from dboost.session.partition_batch import Loading, MissingPartitions, PartitionStats
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.starting_rows import StartingRows
 from dboost.session.table_rows import TableRows
@@ -323,14 +316,14 @@ class Session:
                 self._train_on_bites(self.bites, past.selected, past.since(past.selected))
         elif limit is not None:
             for earlier in self.trained:
-                earlier.unload()
+                earlier.store.unload()
             streamed, self.pass_width = streamed_rows(
                 rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self.trained
             )
             self.trained += [] if streamed is None else [streamed]
         else:
             for earlier in self.trained:
-                earlier.unload()
+                earlier.store.unload()
             check_rows_in_memory(rows.n_kept)
             encoded = rows.in_memory(spec)
             if encoded is not None:

@@ -4,7 +4,7 @@
 of the fit. The threads of a team divide the work (`rows.row_store.RowShares`). All results are sums of integers, maxima or
 minima, so they depend neither on where the rows are nor on the number of threads.
 
-Trees grow by a *grower*, which is chosen by name (`session.growers`).
+Trees grow by a *grower*, which is chosen by name (`trees.growers`).
 
 Rows that are built after training has started replay the trees so far. Rows can drop those of partitions that another session
 has now. Both give the same sums as an uninterrupted fit.
@@ -35,9 +35,9 @@ from dboost.rows.shard_spec import ShardSpec
 from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore
 from dboost.session.fit_records import BuildSpec, ReplayState
-from dboost.session.growers import Grower, new_grower
 from dboost.session.memory import Budget, blocks_that_stay, most_trees_per_pass, nodes_per_pass, tree_bytes
 from dboost.trees.apply_trees import add_trees, assign_leaves
+from dboost.trees.growers import Grower, new_grower
 from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.tree_task import TreeTask
 
@@ -311,10 +311,6 @@ class TrainingRows:
 
     def _new_team(self, n_rows: int) -> Team:
         return team_for(n_rows, max(len(self.spec.binning.features), 1), self.shares.team.n_threads)
-
-    def unload(self) -> None:
-        """Write resident blocks of files to them, and stream them from now on."""
-        self.store.unload()
 
     def close(self) -> None:
         """Release memory and files."""

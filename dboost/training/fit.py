@@ -355,7 +355,7 @@ def boost(plan: FitPlan, backend: Backend, trees: TreesSoFar, clock: Clock, mode
         ]
         loop = BoostingLoop(plan, backend, trees, callbacks)
         model_so_far.assemble = partial(assemble, loop, whole=True)
-        announce(plan, loop.n_iterations)
+        announce(plan, loop.last_iteration)
         try:
             with interruptible(loop):
                 arcbites = plan.parameters.arcbites
@@ -392,11 +392,11 @@ def observed(plan: FitPlan) -> Iterator[Watch]:
             observer.end(watch.result)
 
 
-def announce(plan: FitPlan, n_iterations: int) -> None:
+def announce(plan: FitPlan, last_iteration: int) -> None:
     """Begin the progress display and warn of ids; of a model that is continued on other data say how steps are damped, and warn
     of drift."""
     warm_start, bar = plan.warm_start, plan.request.progress
-    bar.begin(n_iterations)
+    bar.begin(last_iteration)
     if warm_start.model is None and plan.reference is not None:
         warn_of_ids(plan.binning.features, plan.reference)
     if warm_start.is_new_source and warm_start.model is not None and not warm_start.resumes:
@@ -418,7 +418,8 @@ def interruptible(loop: BoostingLoop) -> Iterator[None]:
         if checkpoint is not None:
             kept = f"; the checkpoint in {checkpoint.path} holds {checkpoint.n_iterations} of this fit"
         model = _described(assemble(loop), loop.plan) if n_done else None
-        raise FitInterrupted(f"interrupted after {n_done} of {loop.n_iterations} iterations{kept}", model, n_done) from stopped
+        message = f"interrupted after {n_done} of {loop.last_iteration} iterations{kept}"
+        raise FitInterrupted(message, model, n_done) from stopped
 
 
 def result_of(loop: BoostingLoop, no_split: str | None, clock: Clock) -> FitResult:

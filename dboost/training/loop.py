@@ -52,13 +52,13 @@ class Visit:
     gradients: GradientStats  # at its start
     most_iterations: int
     began: float | None = None  # when its first iteration began (`time.perf_counter`); None for when it grows the first tree
-    n_iterations: int = 0  # so far
+    n_grown: int = 0  # iterations so far
     has_waited: bool = False  # whether early stopping ends the fit, or the visit to an arcbite
     is_ended: bool = False  # whether a callback or the time limit ends the fit
 
     @property
     def goes_on(self) -> bool:
-        return self.n_iterations < self.most_iterations and not (self.has_waited or self.is_ended)
+        return self.n_grown < self.most_iterations and not (self.has_waited or self.is_ended)
 
 
 class BoostingLoop:
@@ -74,7 +74,7 @@ class BoostingLoop:
     ----------
     n_before : int
         Number of iterations in the raw scores that the loop starts with.
-    n_iterations : int
+    last_iteration : int
         The number of the last iteration to grow.
     trees : TreesSoFar
     n_complete : int
@@ -100,7 +100,7 @@ class BoostingLoop:
         model, start = plan.warm_start.model, plan.warm_start
         if self.early_stopping is not None and model is not None and not (start.is_new_source or start.resumes):
             self.early_stopping.resume(model)
-        self.n_iterations = plan.warm_start.last_iteration(plan.learning.max_iter)
+        self.last_iteration = plan.warm_start.last_iteration(plan.learning.max_iter)
         self.n_complete = 0
         self.visit_columns: dict[str, int] = {}
         self.before: dict[str, float] = {}
@@ -243,13 +243,13 @@ class BoostingLoop:
         record["seconds"] = ended - (grows_from if visit.began is None else visit.began)
         self.history.append(record)
         self.n_complete += 1
-        visit.n_iterations, visit.began = visit.n_iterations + 1, None
+        visit.n_grown, visit.began = visit.n_grown + 1, None
         request.progress.show(record, self.scores.shown, ended - grows_from)
         visit.has_waited = stopping is not None and stopping.should_stop(iteration, record)
         if self.parameters.arcbites is not None and stopping is not None and stopping.best_iteration == iteration:
             self.trees.set_mark()
         self.scores.check_defined(iteration, record)
-        now = Iteration(iteration, self.n_iterations, record, partial(assemble, self), self.rates.rate)
+        now = Iteration(iteration, self.last_iteration, record, partial(assemble, self), self.rates.rate)
         for callback in self.callbacks:
             if callback(now):
                 self._ended_by = "a callback"
@@ -304,7 +304,7 @@ def all_rows(loop: BoostingLoop) -> Iterator[Visit]:
     gradients = loop.begin()
     loop.backend.report()  # discard the times before the first iteration
     if loop.early_stopping is None or not loop.early_stopping.has_waited(loop.n_before):
-        yield Visit(gradients, loop.n_iterations - loop.n_done)
+        yield Visit(gradients, loop.last_iteration - loop.n_done)
     if loop.checkpoint is not None:
         loop.checkpoint.write(loop.history, loop.n_done, loop.finished)
 

@@ -45,7 +45,7 @@ class Progress:
         self._wanted, self._unit = wanted, ""
         self._display: Display | None = None
         self._is_open, self._is_boosting = False, False
-        self._n_iterations, self._first, self._first_ended = 0, 0, 0.0
+        self._last, self._first, self._first_ended = 0, 0, 0.0
         self._n_rows_grown, self._seconds = 0, 0.0
 
     def phase(self, name: str) -> None:
@@ -64,10 +64,10 @@ class Progress:
         if self._display is not None:
             self._display.write(text)
 
-    def begin(self, n_iterations: int, unit: str = "iteration") -> None:
-        """Show that boosting has begun. n_iterations : number of the last iteration; unit : what is counted."""
+    def begin(self, last: int, unit: str = "iteration") -> None:
+        """Show that boosting has begun. last : number of the last iteration; unit : what is counted."""
         self.phase("boosting")
-        self._is_boosting, self._n_iterations, self._unit = True, n_iterations, unit
+        self._is_boosting, self._last, self._unit = True, last, unit
 
     def show(self, record: dict[str, Any], scores: Sequence[str], seconds: float) -> None:
         """Show an iteration.
@@ -85,8 +85,8 @@ class Progress:
         left = ""
         if iteration > self._first:
             each = (now - self._first_ended) / (iteration - self._first)
-            left = f"{duration(each * (self._n_iterations - iteration))} left"
-        self._display.update(iteration, self._n_iterations, self._unit, left, self._note(record, scores))
+            left = f"{duration(each * (self._last - iteration))} left"
+        self._display.update(iteration, self._last, self._unit, left, self._note(record, scores))
 
     def close(self) -> None:
         if self._display is not None:

@@ -1,4 +1,4 @@
-"""What the growers of `session.growers` use of the rows that they grow trees on."""
+"""What the growers of `trees.growers` use of the rows that they grow trees on."""
 
 from __future__ import annotations
 

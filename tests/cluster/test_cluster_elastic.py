@@ -16,8 +16,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dboost
-from dboost.cluster.transport.messages import READING, pack
-from dboost.session.fit_records import SessionRef
+from dboost.cluster.transport.messages import READING, SessionRef, pack
 from dboost.session.session import Session
 from tests.helpers.clusters import (
     a_table,

@@ -31,11 +31,10 @@ from dboost.cluster.transport.feature_exchange import (
     unpack_splits,
 )
 from dboost.cluster.transport.line import Line
-from dboost.cluster.transport.messages import FitCancelled, LostWorkers
+from dboost.cluster.transport.messages import FitCancelled, LostWorkers, SessionRef, unpack
 from dboost.cluster.transport.peer_messages import SLICE, Inbox, Peers
 from dboost.cluster.transport.session_tree import tree_of
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 from dboost.trees.split_finder import SplitInfo
 from tests.helpers.clusters import a_table, lines_cluster

@@ -21,8 +21,7 @@ import dboost
 from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.transport import line, line_calls
 from dboost.cluster.transport.line import Line, LineClosed, accept_line, open_line, packed
-from dboost.cluster.transport.messages import OK, LostWorkers
-from dboost.session.fit_records import SessionRef
+from dboost.cluster.transport.messages import OK, LostWorkers, SessionRef
 from dboost.trees.tree_growth import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, until
 from tests.helpers.examples import examples

@@ -19,12 +19,11 @@ from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.training import cluster_backend
 from dboost.cluster.transport.line import Line
 from dboost.cluster.transport.line_calls import METHODS, STATUSES, Decode
-from dboost.cluster.transport.messages import LOST, OK, FitCancelled
+from dboost.cluster.transport.messages import LOST, OK, FitCancelled, SessionRef, pack_round
+from dboost.cluster.transport.messages import unpack as unpacked
 from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of, tree_of
-from dboost.session.fit_records import SessionRef, pack_round
-from dboost.session.fit_records import unpack as unpacked
 from dboost.trees.tree_growth import RoundHistograms
 from tests.helpers.clusters import a_table, last_events, lines_cluster
 from tests.helpers.on_workers import Squares

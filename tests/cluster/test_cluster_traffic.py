@@ -21,8 +21,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cluster.client import connection
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions import read_tasks
-from dboost.cluster.transport.messages import AfterSteps
-from dboost.session.fit_records import unpack
+from dboost.cluster.transport.messages import AfterSteps, unpack
 from dboost.session.session import Session
 from tests.helpers.clusters import threads_cluster
 

@@ -20,6 +20,7 @@ from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions import partitioned_table, rebalance
 from dboost.cluster.partitions.rebalance import values_held
 from dboost.cluster.training import cluster_backend
+from dboost.cluster.transport.messages import SessionRef
 from dboost.cluster.worker import host_trainers, worker_plugin
 from dboost.cluster.worker.host_trainers import (
     HandOver,
@@ -33,7 +34,6 @@ from dboost.cluster.worker.host_trainers import (
 from dboost.kernels import threads
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import table_rows
-from dboost.session.fit_records import SessionRef
 from dboost.session.memory import Budget
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster, until
 from tests.helpers.fits import cut

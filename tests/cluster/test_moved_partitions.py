@@ -17,14 +17,14 @@ import pyarrow as pa
 import pytest
 
 import dboost
-from dboost.cluster.transport.messages import pack
+from dboost.cluster.transport.messages import pack, unpack
 from dboost.data import CategoryColumn
 from dboost.data.columns.read_plan import ReadPlan, make_read_plan
 from dboost.schema import Feature
 from dboost.session import session
 from dboost.session.bites import BiteStore
 from dboost.session.evaluation_rows import SessionEvalSets
-from dboost.session.fit_records import BuildSpec, unpack
+from dboost.session.fit_records import BuildSpec
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.table_rows import TableRows

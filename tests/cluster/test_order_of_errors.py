@@ -24,11 +24,21 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.transport.line import Line, packed
 from dboost.cluster.transport.line_calls import METHODS, STATUSES, LineCalls
-from dboost.cluster.transport.messages import FAILED, LOST, OK, LostWorkers, WorkerFailed, pack, pack_error, unpack_error
+from dboost.cluster.transport.messages import (
+    FAILED,
+    LOST,
+    OK,
+    LostWorkers,
+    SessionRef,
+    WorkerFailed,
+    pack,
+    pack_error,
+    pack_round,
+    unpack_error,
+)
 from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.session_tree import answers_of, for_all, tree_of
 from dboost.errors import DataError
-from dboost.session.fit_records import SessionRef, pack_round
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows
 from tests.helpers.clusters import Processes, lines_cluster, threads_cluster

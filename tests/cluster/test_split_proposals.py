@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.transport.line import Message
 from dboost.cluster.transport.line_calls import METHODS
+from dboost.cluster.transport.messages import SessionRef
 from dboost.cluster.transport.split_proposals import choose_owners
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
-from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
 from tests.helpers.clusters import a_table, lines_cluster
 from tests.helpers.tune import Tune

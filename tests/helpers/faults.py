@@ -26,7 +26,7 @@ import pytest
 from distributed.core import Status
 
 from dboost.cluster.client.connection import Connection
-from dboost.session.fit_records import SessionRef
+from dboost.cluster.transport.messages import SessionRef
 from dboost.session.session import Session
 from dboost.tuning import tuned
 from tests.helpers.clusters import Processes, forget_rows, held_fits, held_rows, scheduler_plugin, session_names, until

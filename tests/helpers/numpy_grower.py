@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from dboost.rows.shard import Shard
-from dboost.session.growers import GROWERS, Grower
 from dboost.trees.grower_rows import GrowerRows
+from dboost.trees.growers import GROWERS, Grower
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 

@@ -15,9 +15,9 @@ from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard
 from dboost.rows.statistics import Statistic
 from dboost.session.encoded_rows import EncodedStore
-from dboost.session.growers import MemoryGrower
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.fit_trees import GrownTree
+from dboost.trees.growers import MemoryGrower
 from dboost.trees.rounds_in_memory import RoundsInMemory
 from dboost.trees.tree_growth import Round, RoundHistograms, RoundRequest
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds

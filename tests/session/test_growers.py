@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dboost
-from dboost.session.growers import GROWERS
+from dboost.trees.growers import GROWERS
 from dboost.tuning import tuned
 from tests.helpers import numpy_grower
 from tests.helpers.clusters import Processes

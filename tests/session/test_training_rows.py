@@ -216,7 +216,7 @@ def test_resident_blocks_are_read_once_and_written_when_unloaded(root: Path, n_s
         streamed = (rows.bytes_read - n_read) - (sum(file.stride for file in store.files) * n_resident if k == 0 else 0)
         assert (streamed > 0) == (n_resident < 7) and streamed <= (7 - n_resident) * sum(file.stride for file in store.files)
     assert (store.files[2].bytes_written > before) == (n_resident < 7)
-    rows.unload()
+    rows.store.unload()
     other = training_rows(encoded)  # reads what is in the files
     np.testing.assert_equal(content(other), content(expected))
     rows.advance(3, values, TERMS)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.transport.line import Message, packed
+from dboost.cluster.transport.messages import SessionRef
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
 from dboost.rows.row_sample import Sample
-from dboost.session.fit_records import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees import steady_roots
 from dboost.trees.tree_growth import RoundHistograms

@@ -32,16 +32,19 @@ from dboost.cluster.transport.messages import (
     UNKNOWN,
     AfterSteps,
     LostWorkers,
+    SessionRef,
     Step,
     Timing,
     pack,
+    pack_round,
+    session_refs,
+    unpack,
     unpack_error,
 )
 from dboost.config import liveness_timeout, worker_timeout
 from dboost.display import counted
 from dboost.errors import DBoostError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.rows.block_file import StorageError
-from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.training.progress import Progress
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_rounds import GrowOrder

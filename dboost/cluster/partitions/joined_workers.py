@@ -14,9 +14,9 @@ import time
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.partitioned_table import PartitionedTable, WorkerPartitions
 from dboost.cluster.partitions.read_tasks import Receipt
+from dboost.cluster.transport.messages import SessionRef
 from dboost.config import liveness_timeout
 from dboost.errors import DBoostError
-from dboost.session.fit_records import SessionRef
 
 _log = logging.getLogger("dboost")
 

@@ -24,7 +24,7 @@ import numpy as np
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held, plan_moves, values_held
-from dboost.cluster.transport.messages import LostWorkers, Step
+from dboost.cluster.transport.messages import LostWorkers, SessionRef, Step
 from dboost.cluster.transport.split_proposals import choose_owners
 from dboost.cluster.worker.host_trainers import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
 from dboost.config import imbalance, session_per_host
@@ -35,8 +35,9 @@ from dboost.display import counted
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.session.encoded_rows import row_bytes
-from dboost.session.fit_records import BuildSpec, PartitionStats, RowIdRanges, SessionRef
+from dboost.session.fit_records import BuildSpec, RowIdRanges
 from dboost.session.memory import Budget
+from dboost.session.partition_batch import PartitionStats
 from dboost.session.row_samples import PerRow
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows

@@ -26,7 +26,7 @@ from distributed import Client, Future, get_worker
 from dboost._lazy_import import is_a, pa
 from dboost.cluster.client.client_loss import lost_client
 from dboost.cluster.client.connection import Connection
-from dboost.cluster.transport.messages import READING, pack
+from dboost.cluster.transport.messages import READING, SessionRef, pack, unpack
 from dboost.cluster.worker.worker_plugin import here
 from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
 from dboost.data.columns.chunk import is_masked
@@ -40,7 +40,6 @@ from dboost.data.sources.stored_stream import StoredStream, stored
 from dboost.data.tables.dask_collections import in_place, roles_in
 from dboost.data.tables.reading import GivenTable, Reading, plan_reading
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.memory import Budget, format_bytes
 from dboost.tuning import adopt, for_workers, tuning
 from dboost.version import __version__

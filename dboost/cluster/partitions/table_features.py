@@ -13,7 +13,7 @@ from dboost.data.tables.reading import Reading, read_consistently
 from dboost.data.tables.row_metadata import check_max_weight, raise_for_issues
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.session.fit_records import PartitionStats
+from dboost.session.partition_batch import PartitionStats
 
 
 def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:

@@ -17,9 +17,8 @@ from typing import Any
 
 from dboost.cluster.transport.event_loop import run_on
 from dboost.cluster.transport.line_calls import METHODS, Decode, LineCalls
-from dboost.cluster.transport.messages import FitCancelled, LostWorkers
+from dboost.cluster.transport.messages import FitCancelled, LostWorkers, SessionRef
 from dboost.cluster.transport.session_tree import Arguments, Branch
-from dboost.session.fit_records import SessionRef
 
 #: Given the sessions that have not answered for the liveness timeout, remove workers that do not answer pings; return the lost
 #: sessions.

@@ -52,16 +52,19 @@ from dboost.cluster.transport.messages import (
     SILENT,
     FitCancelled,
     LostWorkers,
+    SessionRef,
     Timing,
     WorkerFailed,
     WorkerVersion,
     pack,
     pack_error,
+    pack_round,
+    session_refs,
+    unpack,
 )
 from dboost.cluster.transport.session_tree import Branch, answers_of, for_all, for_each, tree_of
 from dboost.cluster.worker.plugin_factory import WorkerPluginFactory
 from dboost.config import fan_in, liveness_timeout, worker_timeout
-from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.session.memory import keep_freed_memory
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.version import __version__

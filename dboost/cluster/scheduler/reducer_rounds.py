@@ -21,11 +21,10 @@ from typing import Any
 from dboost.cluster.scheduler.fit_calls import FitCalls
 from dboost.cluster.transport.feature_exchange import SliceExchange, SliceRound, unpack_splits
 from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, Decode
-from dboost.cluster.transport.messages import LostWorkers, Timing
+from dboost.cluster.transport.messages import LostWorkers, SessionRef, Timing, pack_round, unpack
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Branch, for_all
 from dboost.rows.shard_spec import MOST_OPENED
-from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.session import Session
 from dboost.trees.fit_trees import GrownTree
 from dboost.trees.tree_growth import Round

@@ -39,8 +39,9 @@ from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
+from dboost.session.backend import log_rows_in_files
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
-from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, SelectedRows, log_rows_in_files
+from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, SelectedRows
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan
@@ -187,7 +188,8 @@ class ClusterBackend:
         places = training.build(Session.build, arguments)
         if spec.may_stream:
             n_in_files = sum(place.in_files for place in places)
-            log_rows_in_files(n_in_files, spec)
+            if n_in_files:
+                log_rows_in_files(n_in_files, spec)
             self.streams = n_in_files > 0 and spec.n_parts is None
             self.trees_per_pass = min(place.trees_per_pass for place in places)
             n_held = min(place.most_in_memory for place in places)

@@ -33,7 +33,7 @@ from dboost.cluster.client.worker_choice import WorkerChoice
 from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone, submit
 from dboost.cluster.training.cluster_backend import ClusterBackend
 from dboost.cluster.training.cluster_fit import n_partitions_of, train_on
-from dboost.cluster.transport.messages import pack
+from dboost.cluster.transport.messages import pack, unpack
 from dboost.cluster.worker.worker_plugin import running, slices_of
 from dboost.data import Chunk, Column, RowRoles
 from dboost.data.columns.chunk import BinnedPartition, matrix_of, slice_rows
@@ -62,7 +62,6 @@ from dboost.prepared.dataset_rows import BinnedRows
 from dboost.prepared.prepare import TableInBins, described
 from dboost.rows.encode import bin_chunk
 from dboost.rows.shard_spec import NARROW_BINS
-from dboost.session.fit_records import unpack
 from dboost.session.memory import Budget
 from dboost.session.reference_sample import reference_rows
 from dboost.session.target import check_categories, name_of_target

@@ -35,12 +35,12 @@ from typing import Any
 import numpy as np
 
 from dboost.cluster.transport.line import Pieces
-from dboost.cluster.transport.messages import OK
+from dboost.cluster.transport.messages import OK, SessionRef, pack_round, unpack
 from dboost.cluster.transport.peer_messages import Execute, Swap
 from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE, SCORE
-from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
+from dboost.session.partition_batch import MissingPartitions
 from dboost.session.session import Session
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest

@@ -25,11 +25,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dboost.cluster.transport.line import Line, Message, open_line
-from dboost.cluster.transport.messages import FAILED, LOST, OK, STALE, UNKNOWN, Failures, LostWorkers, WorkerFailed
+from dboost.cluster.transport.messages import (
+    FAILED,
+    LOST,
+    OK,
+    STALE,
+    UNKNOWN,
+    Failures,
+    LostWorkers,
+    SessionRef,
+    WorkerFailed,
+    unpack,
+)
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of, refs_of
 from dboost.config import liveness_timeout
 from dboost.errors import is_out_of_descriptors, out_of_descriptors
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import SESSION_METHODS
 
 #: A round whose histograms sessions exchange, see `feature_exchange`. The message is a `SliceRound`.

@@ -8,14 +8,14 @@ a failure; a process without the handler of a call replies None.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed.protocol import pickle as dask_pickle
 
 from dboost.errors import DBoostError
-from dboost.session.fit_records import SessionRef, pack_round, unpack
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
@@ -29,6 +29,36 @@ ON_LINE = ["dboost_ask", "dboost_grow"]
 #: What a worker replies to a ping: its version of dboost (None if it cannot run dboost, SILENT without a reply), the reason
 #: why it cannot run dboost (None if dboost is not installed there), and the name of its host and its processors if it can.
 WorkerVersion = tuple[str | None, str | None, str | None, str | None]
+
+
+class SessionRef(NamedTuple):
+    """The name of a session: the state of one fit in one worker process.
+
+    An address alone is ambiguous: a worker that is restarted at the same address has a new session without rows. Every call
+    names its session, and a worker with another session replies `UNKNOWN`.
+    """
+
+    worker: str
+    session: str
+
+
+def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
+    """Return `SessionRef` objects from the lists to which msgpack converts them."""
+    return [SessionRef(*pair) for pair in pairs]
+
+
+def pack_round(message: Any) -> bytes:
+    """Pickle a request or a reply of a round.
+
+    These contain no objects of the user, so plain pickle suffices. A fit sends thousands of them, and Dask's serialization
+    would traverse each.
+    """
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(message: bytes | memoryview) -> Any:
+    """Return the object that `pack_round` pickled."""
+    return pickle.loads(message)
 
 
 class LostWorkers(Exception):

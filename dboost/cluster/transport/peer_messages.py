@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dboost.cluster.transport.line import Line, Pieces
-from dboost.cluster.transport.messages import FitCancelled, LostWorkers
+from dboost.cluster.transport.messages import FitCancelled, LostWorkers, SessionRef
 from dboost.config import liveness_timeout
-from dboost.session.fit_records import SessionRef
 
 #: The kind of these messages on lines. Calls have the numbers of their methods (`rpc.METHODS`).
 SLICE = 255

@@ -33,12 +33,13 @@ from dboost.cluster.transport.messages import (
     Failures,
     FitCancelled,
     LostWorkers,
+    SessionRef,
     WorkerFailed,
     pack_error,
+    unpack,
 )
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Branch, answers_of, follows, for_all, for_each, tree_of
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 
 #: Calls a method of the own session; returns status, and answer or error.

@@ -10,7 +10,7 @@ import numpy as np
 
 from dboost.cluster.transport.feature_exchange import PackedSplits, merge_splits
 from dboost.cluster.transport.line import Message
-from dboost.session.fit_records import SessionRef
+from dboost.cluster.transport.messages import SessionRef
 from dboost.trees.tree_growth import RoundHistograms
 
 

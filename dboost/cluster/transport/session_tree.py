@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dboost.cluster.transport.line import Message
-from dboost.session.fit_records import SessionRef, pack_round, unpack
+from dboost.cluster.transport.messages import SessionRef, pack_round, unpack
 
 
 class Branch(NamedTuple):

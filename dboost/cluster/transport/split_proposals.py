@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dboost.cluster.transport.line import pieces_of, unpacked
-from dboost.cluster.transport.messages import OK, pack
+from dboost.cluster.transport.messages import OK, SessionRef, pack, unpack
 from dboost.cluster.transport.peer_messages import Execute, Swap
 from dboost.config import fan_in, owner_bytes
-from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
 from dboost.tuning import tuning
 

@@ -44,11 +44,10 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from dboost.cluster.transport.line import pieces_of, unpacked
-from dboost.cluster.transport.messages import OK
+from dboost.cluster.transport.messages import OK, SessionRef, pack_round, unpack
 from dboost.cluster.transport.peer_messages import Execute, Swap
 from dboost.kernels.threads import usable_processors
 from dboost.rows.shard_spec import ShardSpec
-from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.memory import Budget
 from dboost.session.session import Session
 from dboost.tuning import tuning

@@ -48,9 +48,12 @@ from dboost.cluster.transport.messages import (
     AfterSteps,
     FitCancelled,
     LostWorkers,
+    SessionRef,
     WorkerFailed,
     pack,
     pack_error,
+    pack_round,
+    unpack,
 )
 from dboost.cluster.transport.peer_messages import SLICE, Execute, Inbox, Peers
 from dboost.cluster.transport.relay import Relay
@@ -60,8 +63,8 @@ from dboost.config import liveness_timeout
 from dboost.data import Chunk
 from dboost.files.spool import remove_stale, temporary_root
 from dboost.kernels.threads import usable_processors
-from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
+from dboost.session.partition_batch import MissingPartitions
 from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.tree_growth import RoundHistograms
 from dboost.tuning import adopt, tuning

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dboost._lazy_import import is_a
 from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.data.sources import Parts
+from dboost.data.sources.arrow_datasets import open_dataset
 from dboost.data.sources.csv_files import read_csv, text_columns
-from dboost.data.sources.datasets import open_dataset
 from dboost.data.sources.delta_tables import load_delta_folder
 from dboost.data.sources.files import CSV, DELTA_LOG, ICEBERG, PARQUET, DataFile, existing_files, items_of, reading, shown_path
 from dboost.data.sources.iceberg_tables import load_iceberg_metadata
