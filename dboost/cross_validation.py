@@ -38,7 +38,7 @@ from dboost.params import (
 )
 from dboost.prepared.dataset_files import is_prepared
 from dboost.prepared.dataset_rows import BinnedRows
-from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
+from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit, trim_memory
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
@@ -411,6 +411,7 @@ def folded(
         targets = rows.targets()
         kind = target_of(targets, parameters, prepared.target)
         folds = division.divide(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
+        trim_memory()  # before the fits of the folds take theirs
         yield FoldedRows(prepared, rows, targets, folds, division.is_kept)
 
 
@@ -506,6 +507,7 @@ def cross_validate(
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
     fitted = fit_folds(rows.fit, folds, request_of, means, settings.n_threads, states)
+    trim_memory()
     boosters = [trained(result, parameters) for result in fitted]
     scores, summary = _scores(fitted, metrics)
     best = _best(fitted, metrics, summary)

@@ -122,6 +122,12 @@ class StoredDataset(BinnedRows):
             return (read_part(self.root, part, promise) for part in self.parts)
         return (BinnedPartition(table.codes(i), table.given_roles(i)) for i in range(table.n_chunks))
 
+    def targets(self) -> Column:
+        table = self.table
+        if table is None or table.keeps_roles_apart:
+            return super().targets()
+        return table.as_given(table.all_roles).given_target
+
     def map(self, function: Callable[..., Any], arguments: Sequence[Any] | None = None) -> list[Any]:
         if arguments is None:
             return [function(partition) for partition in self.partitions()]
@@ -148,6 +154,7 @@ class StoredDataset(BinnedRows):
     def for_folds(self) -> Iterator[StoredDataset]:
         """Yield the rows in a table that all fits read: roles in memory, codes in temporary files."""
         with self._open(ReadOptions(retain_bytes=0)) as table:
+            pa.default_memory_pool().release_unused()  # what decoding the parts took
             yield replace(self, table=table)
 
 

@@ -103,7 +103,7 @@ def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout) -> B
     return codes
 
 
-#: Rows that are reordered at a time.
+#: Rows that are reordered or cast at a time.
 _PIECE_ROWS = 1 << 16
 
 
@@ -206,17 +206,14 @@ class RowSegments:
     def in_order(self, fields: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield fields by name for all rows of the shard ([..., n]), one after the other: a single one is in memory twice.
 
-        fields : of the rows that are trained on, in the order of the table; those of other rows are 0.
+        fields : of all rows, in the order of the table. Those of rows that are not trained on are 0 in the result.
         """
-        rank = self._find_rank()
         for name, values in fields:
             ordered = np.zeros((*values.shape[:-1], len(self._order)), values.dtype)
-            at = 0
             for first, last in self._segments:
                 for low in range(first, last, _PIECE_ROWS):
-                    high = min(low + _PIECE_ROWS, last)
-                    ordered[..., low:high] = values[..., rank[at : at + high - low]]
-                    at += high - low
+                    rows = slice(low, min(low + _PIECE_ROWS, last))
+                    ordered[..., rows] = values[..., self._order[rows]]
             del values
             yield name, ordered
 
@@ -237,10 +234,6 @@ class RowSegments:
 
     @cached_property
     def _rank(self) -> np.ndarray:
-        """See `_find_rank`; kept for samples of rows."""
-        return self._find_rank()
-
-    def _find_rank(self) -> np.ndarray:
         """Return the position of each row that is trained on among them in the order of the table: uint32[n_rows]."""
         is_trained = np.zeros(len(self._order), bool)
         for first, last in self._segments:
@@ -494,8 +487,15 @@ def compacted(target: np.ndarray) -> np.ndarray:
     if target.dtype != np.float64:
         return target
     for dtype in (np.uint8, np.float32):
-        with np.errstate(all="ignore"):
-            smaller = target.astype(dtype)
-        if (smaller.astype(np.float64).view(np.int64) == target.view(np.int64)).all():
+        smaller = np.empty(target.shape, dtype)
+        pieces = (np.s_[..., first : first + _PIECE_ROWS] for first in range(0, target.shape[-1], _PIECE_ROWS))
+        if all(_cast(target[piece], smaller[piece]) for piece in pieces):
             return smaller
     return target
+
+
+def _cast(values: np.ndarray, into: np.ndarray) -> bool:
+    """Cast float64 values; return whether that is exact, signs of zeros included."""
+    with np.errstate(all="ignore"):
+        into[...] = values
+    return bool((into.astype(np.float64).view(np.int64) == np.ascontiguousarray(values).view(np.int64)).all())

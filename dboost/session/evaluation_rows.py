@@ -35,7 +35,7 @@ from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import averaged
 from dboost.rows.block_file import Field
 from dboost.rows.row_store import FieldGroup, InFiles, RowShares, RowStore
-from dboost.rows.shard import BinnedColumns, empty_binned_columns
+from dboost.rows.shard import BinnedColumns, compacted, empty_binned_columns
 from dboost.rows.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
 from dboost.session.fit_records import BuildSpec
 from dboost.session.memory import Budget
@@ -155,7 +155,8 @@ class EvaluationRows:
         raw = fields["raw"]
         if self._n_before is not None:
             raw = averaged(raw, fields["tree_sum"], self._n_before + self.n_trees * self._width // len(raw))
-        return ScoredRows(fields["target"], raw, fields.get("weight"), self.loss, self._size, block=self._block)
+        target = fields["target"].astype(np.float64, copy=False)
+        return ScoredRows(target, raw, fields.get("weight"), self.loss, self._size, block=self._block)
 
     def save_state(self) -> None:
         """Save the current raw scores."""
@@ -257,14 +258,16 @@ def _code_fields(layout: BinLayout) -> list[Field]:
     return [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))]
 
 
-def eval_fields(shard: ShardSpec, weighted: bool, has_codes: bool = True) -> tuple[FieldGroup, FieldGroup]:
+def eval_fields(
+    shard: ShardSpec, weighted: bool, has_codes: bool = True, target_type: str = "<f8"
+) -> tuple[FieldGroup, FieldGroup]:
     """Return the fields of an evaluation set.
 
     shard : of the training rows; has_codes : whether the set has its own codes. Held-out rows of folds that share codes have
     none, and no saved scores: `cv` does not take arcbites, so no model is truncated during a fit.
     """
     outputs = (shard.n_outputs,)
-    rows = [target_field(shard.n_targets), *([Field("weight", "<f8")] if weighted else [])]
+    rows = [target_field(shard.n_targets, target_type), *([Field("weight", "<f8")] if weighted else [])]
     if has_codes:
         narrow, wide = _code_fields(shard.layout)
         rows = [narrow, rows[0], wide, *rows[1:]]
@@ -343,7 +346,12 @@ class SessionEvalSets:
                 piece_rows = budget.block_rows_of_set(rows_that_fit(groups[0].fields, n_rows), row_bytes, n_threads)
                 place = InFiles(piece_rows, self._root)
         shared = shared if place is None else None
-        store = RowStore(groups if shared is None else eval_fields(spec.shard_spec, weighted, has_codes=False), [n_rows], place)
+        target_type = "<f8"
+        if shared is not None and spec.shard_spec.compacts_target:
+            target_type = compacted(rows.targets()).dtype.str
+        if shared is not None:
+            groups = eval_fields(spec.shard_spec, weighted, has_codes=False, target_type=target_type)
+        store = RowStore(groups, [n_rows], place)
         try:
             without_codes = shared is not None and spec.warm_start.model is None
             for piece in rows.start_fields(spec) if without_codes else rows.evaluated(spec, n_threads, piece_rows):

@@ -22,6 +22,7 @@ from dboost.schema import Feature
 from dboost.session.backend import log_rows_in_files
 from dboost.session.evaluation_rows import log_streamed_eval_set
 from dboost.session.fit_records import BuildSpec, Chosen, ReplayState, RowIdRanges, SelectedRows
+from dboost.session.memory import trim_memory
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan, scan_targets
@@ -188,6 +189,8 @@ class LocalBackend:
 
     def release(self) -> None:
         self.session.release_rows()
+        if self._is_shared:
+            trim_memory()  # several folds end at the same time, and describe their models
 
     def close(self) -> None:
         self._resources.close()

@@ -329,7 +329,9 @@ class Session:
             if encoded is not None:
                 self._train_on(encoded, batch, spec, past)
         self._close_batch(batch)
-        if rows.fold is not None:
+        is_fold = rows.fold is not None
+        del rows  # with the targets and weights of the table
+        if is_fold:
             trim_memory()  # several folds are built at the same time
 
     def _train_on(

@@ -113,15 +113,25 @@ class StartingRows:
     def _weight(self, first: int, n: int) -> np.ndarray | None:
         return None if self.weight is None else self.weight[first : first + n]
 
-    def start_fields(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
-        """Yield target, weight and raw scores of an evaluation set chunk by chunk, without codes. No model may be continued."""
+    def targets(self) -> np.ndarray:
+        """Return the encoded targets of the rows: float64[n], or [n_columns, n]."""
+        return np.concatenate([self.target_of(k)[..., rows] for k, rows in self._rows_of_chunks()], axis=-1)
+
+    def _rows_of_chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number of each chunk that has some of the rows, and their positions in it."""
         positions, begin, n_before = self.positions(), 0, 0
         positions = np.arange(self.table.n_rows) if positions is None else positions
         for k, (length, n) in enumerate(zip(self.table.lengths, self.counts(), strict=True)):
             if n:
-                rows = positions[n_before : n_before + n] - begin
-                offset, weight = self.table.roles(k).offset, self._weight(n_before, n)
-                offset = None if offset is None else offset[rows]
-                raw = first_scores(spec.baseline, spec.target.loss.link.offset_outputs, offset, n)
-                yield {"target": self.target_of(k)[..., rows], "weight": np.ones(n) if weight is None else weight, "raw": raw}
+                yield k, positions[n_before : n_before + n] - begin
             begin, n_before = begin + length, n_before + n
+
+    def start_fields(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
+        """Yield target, weight and raw scores of an evaluation set chunk by chunk, without codes. No model may be continued."""
+        n_before = 0
+        for k, rows in self._rows_of_chunks():
+            n, offset, weight = len(rows), self.table.roles(k).offset, self._weight(n_before, len(rows))
+            offset = None if offset is None else offset[rows]
+            raw = first_scores(spec.baseline, spec.target.loss.link.offset_outputs, offset, n)
+            yield {"target": self.target_of(k)[..., rows], "weight": np.ones(n) if weight is None else weight, "raw": raw}
+            n_before += n

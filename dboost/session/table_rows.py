@@ -92,10 +92,14 @@ class ComputedValues:
         if self._spool is not None:
             if chunks:
                 self.together = np.concatenate([self._spool.get(k)[0] for k in chunks], axis=-1)
-            self.close()
+            self._remove_files()
 
     def close(self) -> None:
-        """Remove the files."""
+        """Release the values, and remove the files."""
+        self.together = np.empty(0)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
         if self._spool is not None:
             self._spool.close()
             self._spool = None
@@ -209,8 +213,7 @@ class TableRows:
     def _rows_of_fold(self, spec: BuildSpec, fold: FoldRows) -> EncodedStore | None:
         """Return the rows that a fold trains on, whose codes are shared with the other folds of its group."""
         parts, is_trained = fold.parts, fold.uses == TRAIN
-        kept = np.flatnonzero(is_trained)
-        if not len(kept):
+        if not is_trained.any():
             self.close_values()
             return None
         shared = self._shared_codes(spec, fold)
@@ -218,25 +221,34 @@ class TableRows:
         segments = shared.segments(of_parts, self.ids())
         fields = {}
         with shared.building:  # one fold after the other, since this takes memory for a moment
-            for name, values in segments.in_order(self._fields_of_fold(spec, kept, slice(0, len(kept)))):
-                compact = compacted(values) if name == "target" and spec.shard_spec.compacts_target else values
-                fields[name] = shared.values(name, compact, of_parts) if name in ("target", "weight") else compact
-                del values, compact
+            for name, values in segments.in_order(self._fields_of_fold(spec, is_trained)):
+                fields[name] = shared.values(name, values, of_parts) if name in ("target", "weight") else values
+                del values
         self._shared = None
         self.close_values()
         return rows_in_memory(fields | shared.fields, spec.shard_spec, segments=segments, shared=shared)
 
-    def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield everything but codes of the rows that a fold trains on, by name, in the order of the table.
+    def _fields_of_fold(self, spec: BuildSpec, is_trained: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield everything but codes of the rows of the table, by name; what a fold does not train on is undefined.
 
-        kept : their positions in the table; kept_range : their range among its rows of positive weight.
+        Each is released before the next one. is_trained : whether the fold trains on each row, bool[n_rows]; these are all
+        rows of positive weight.
         """
-        yield "target", spec.in_unit(self._targets.together[..., kept])
-        yield "raw", spec.in_unit(self._raw_scores(spec, kept, kept_range))
+        table, n_rows, n_outputs = self.table, len(is_trained), len(spec.baseline)
+        target = spec.in_unit(self._targets.together)
+        self._targets.close()
+        yield "target", compacted(target) if spec.shard_spec.compacts_target else target
+        del target
         if spec.shard_spec.weighted:
-            yield "weight", np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
-        if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
-            yield "draw_id", draw_id
+            yield "weight", np.ones(n_rows) if table.weight is None else table.weight
+        if spec.shard_spec.has_draw_ids and table.all_roles.group is not None:
+            yield "draw_id", table.all_roles.group
+        raw = np.broadcast_to(spec.in_unit(spec.baseline[:, None]), (n_outputs, n_rows))
+        if self._has_start_scores or table.offset is not None or spec.warm_start.model is not None:
+            kept = np.flatnonzero(is_trained)
+            raw = raw.copy()
+            raw[:, kept] = spec.in_unit(self._raw_scores(spec, kept, slice(0, len(kept))))
+        yield "raw", raw
 
     @property
     def _fold_that_shares(self) -> FoldRows | None:

@@ -136,7 +136,9 @@ class WholeTrees:
         if task.sample is None and task.least_influence > 0 and shard.segments is None:
             influence = shard.influence(task.output)  # rows are excluded while the gradients are quantized
         else:
-            chosen = shard.grown_rows(task.sample, task.least_influence, task.output, into=buffers.rows)
+            # The second buffer of records is free until the root is split, after the rows have been read.
+            free = None if shard.segments is None else buffers.shared.records[1].view(np.int64)
+            chosen = shard.grown_rows(task.sample, task.least_influence, task.output, into=free)
         codes, hessian = shard.tree_codes, or_empty(hessian, "float32")
         rows = TreeRows(
             shard.histogram_rows, codes.narrow, codes.row_of, gradient, hessian, or_empty(chosen, "int64"), influence, leaf
@@ -183,7 +185,6 @@ class _Buffers:
     search: list[SearchScratch]  # by thread
     n_slots: int  # most leaves that are open at the same time
     paths: list[FeaturePaths | None]  # by thread
-    rows: np.ndarray  # int64[n_rows], for the rows that a fold trains on; empty without folds
     pool: np.ndarray | None = None  # histograms of open leaves
     packed: PackedSums | None = None  # or these, see `TreeTask.can_stay_packed`
 
@@ -198,7 +199,6 @@ class _Buffers:
             search=[new_search_scratch(int(shard.tree_layout.n_bins.max()) + 1) for _ in range(n_threads)],
             n_slots=n_slots,
             paths=[None] * n_threads,
-            rows=np.empty(0 if shard.segments is None else shard.n_rows, np.int64),
         )
 
 

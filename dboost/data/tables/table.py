@@ -176,7 +176,7 @@ class Table:
         target = roles.target
         if target is None or isinstance(target, CategoryColumn):
             return roles
-        return replace(roles, target=target.astype(self.target_dtype))
+        return replace(roles, target=target.astype(self.target_dtype, copy=False))
 
     def given_roles(self, i: int) -> RowRoles:
         """Return the roles of partition `i`, see `as_given`."""
