@@ -38,6 +38,8 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
+from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.losses.terms import LossTerms
 from dboost.session.training_rows import TrainingRows
 from dboost.trees import rounds_in_memory, split_finder
 from dboost.trees.fit_trees import GrownTree
@@ -95,7 +97,7 @@ class _Clock:
     def __init__(self, every: int) -> None:
         self.profile, self._every = Profile(), every
         self._pieces: ShardedEngine | None = None
-        self._terms: tuple = ()
+        self._terms = LossTerms()  # of the last pass over rows
         self._elsewhere = 0.0
         self._n_grown = 0
         self._asked = 0.0
@@ -117,10 +119,10 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return grown
 
-        def clocked_advance(rows: TrainingRows, number: int, terms: tuple, values: np.ndarray) -> Any:
+        def clocked_advance(rows: TrainingRows, number: int, values: np.ndarray, terms: LossTerms) -> Any:
             start = time.process_time()
             self._terms = terms
-            stats = advance(rows, number, terms, values)
+            stats = advance(rows, number, values, terms)
             self._elsewhere += time.process_time() - start
             return stats
 
@@ -153,7 +155,7 @@ class _Clock:
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
-            self._pieces = ShardedEngine([shard], self._terms, width=1)
+            self._pieces = ShardedEngine([shard], width=1)
             next(self._pieces.grow([task]))  # kernels that are not in the cache are compiled before they are timed
         names = {
             (rounds_in_memory, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
@@ -182,7 +184,7 @@ class _Clock:
         nothing = np.zeros((shard.n_outputs, int(shard.leaf.max()) + 1))
         raw = shard.raw.copy()
         start = time.process_time()
-        self._pieces.advance(nothing)
+        self._terms.advance(shard.gradient_pass(nothing, self._terms, new_pass_scratch(), 0, shard.n_rows))
         # One pass serves the trees of all outputs.
         profile.seconds["scores, gradients"] += (time.process_time() - start) / shard.n_outputs
         shard.raw[...] = raw

@@ -126,7 +126,7 @@ class _Clock(ShardedEngine):
     engines: ClassVar[list[_Clock]] = []
 
     def __init__(self, rows: TrainingRows, shard: Shard) -> None:
-        super().__init__([shard], ())
+        super().__init__([shard])
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]
         self.engines.append(self)
