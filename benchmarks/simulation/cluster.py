@@ -37,11 +37,11 @@ from dboost.cluster.transport import relay as relays
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
 from dboost.cluster.transport.line import Message, Pieces
 from dboost.cluster.transport.line_calls import METHODS, Decode, LineCalls
-from dboost.cluster.transport.messages import ON_LINE, SessionRef, unpack
+from dboost.cluster.transport.messages import SessionRef, unpack
 from dboost.cluster.transport.peer_messages import Inbox
 from dboost.cluster.transport.relay import Relay
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of
-from dboost.cluster.worker import worker_plugin
+from dboost.cluster.worker import partition_mover
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.data.columns.read_plan import ReadPlan
@@ -490,9 +490,9 @@ class _Client(Client):
         return self.simulated.run(func(*args, **kwargs))
 
 
-def call_on_line(connection: Connection, kind: int, arguments: tuple[Any, ...]) -> Any:
+def call_on_line(connection: Connection, call: str, arguments: tuple[Any, ...]) -> Any:
     """Take the place of `Connection._call_on_line`."""
-    client, call = connection.client, ON_LINE[kind]
+    client = connection.client
     grows = call == "dboost_grow"
     asking = client.scheduler.answer(fit=connection.fit, call=call, arguments=arguments)  # type: ignore[union-attr]
     trains = grows or Session.advance_to.__name__ in arguments
@@ -545,7 +545,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         patch.object(relays, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
         patch.object(reducer, "run_on", run_on),
         patch.object(fit_calls, "run_on", run_on),
-        patch.object(worker_plugin, "run_on", run_on),
+        patch.object(partition_mover, "run_on", run_on),
     ):
         request = FitRequest(parameters, 1, roles={"target": target})
         client = _Client(simulated)

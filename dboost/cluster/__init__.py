@@ -33,7 +33,8 @@ The model does not depend on it. A worker without rows is lost without a trace; 
     scheduler/fit_calls.py           calls of the sessions of a fit, and when they end early                 scheduler
     scheduler/reducer_rounds.py      the rounds of trees as calls of all sessions                            scheduler
     worker/plugin_factory.py         install the worker plugin, also on workers without dboost               scheduler
-    worker/worker_plugin.py          worker plugin: hold the sessions, answer the reducer, move partitions   worker
+    worker/worker_plugin.py          worker plugin: hold the sessions, answer the reducer                    worker
+    worker/partition_mover.py        partitions that workers send to each other after reading                worker
     worker/host_trainers.py          which session trains on the rows of a host                              client, worker
     transport/messages.py            statuses, exceptions and serialization of messages                      all three
     transport/line.py                connections of a fit without an event loop                              all three

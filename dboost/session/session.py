@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cached_property, partial, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -58,14 +58,32 @@ from dboost.trees.tree_task import TreeTask
 from dboost.tuning import tuning
 
 Result = TypeVar("Result")
-#: Names of the methods of a session that messages may call.
-SESSION_METHODS: set[str] = set()
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def remote(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Allow messages to call a method of a session. It must be idempotent: after a failure it is called again."""
-    SESSION_METHODS.add(method.__name__)
-    return method
+class Remote(NamedTuple):
+    """How a worker answers a call."""
+
+    has_objects: bool = True  # whether the answer may have objects of the user, which `pack_round` does not know
+    is_summed: bool = False  # whether answers are added up on their way, so that they are packed as arrays on each line
+    frees_memory: bool = False  # of feature values
+
+
+#: The methods of a session that messages may call.
+SESSION_METHODS: dict[str, Remote] = {}
+
+
+def remote(**how: bool) -> Callable[[Method], Method]:
+    """Allow messages to call a method of a session. It must be idempotent: after a failure it is called again.
+
+    how : fields of `Remote`.
+    """
+
+    def allow(method: Method) -> Method:
+        SESSION_METHODS[method.__name__] = Remote(**how)
+        return method
+
+    return allow
 
 
 class Session:
@@ -171,34 +189,33 @@ class Session:
         self.loading.close(batch)
         self._encoded.pop(batch, None)
 
-    @remote
+    @remote()
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Store a role of a batch's partitions, if the user passed one array for all rows."""
         self.loading.batch(batch).attach(role, values)
 
-    @remote
+    @remote(frees_memory=True)
     def scan_partitions(self, batch: str, partition_ids: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
         return replace(self.loading.batch(batch).scan_partitions(partition_ids), spare=self._spare)
 
-    @remote
+    @remote()
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
             origin = self.loading.batch(batch)
             self._rows[batch] = TableRows(origin.table(features, named), self.n_threads, origin, self._n_growing)
 
-    @remote
+    @remote()
     def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Change the rows of a batch: ``step(rows, *arguments)``."""
         step(self.rows_of(batch), *arguments)
 
-    @remote
+    @remote()
     def ask(self, batch: str, question: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
         """Return ``question(rows, *arguments)`` of the rows of a batch."""
         return question(self.rows_of(batch), *arguments)
 
-    @remote
     def draw_sample(
         self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own_range: int | None
     ) -> tuple[list[ColumnSamples], ColumnSamples]:
@@ -211,15 +228,16 @@ class Session:
         ]
         return [{} if k == own_range else part for k, part in enumerate(ranges)], {} if own_range is None else ranges[own_range]
 
-    @remote
+    @remote()
     def propose(self, kept: ColumnSamples, received: Sequence[ColumnSamples], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
         return propose_together([kept, *received], max_bins, self.n_threads)
 
     # Rows of a host.
 
-    @remote
-    def hand_over(self, batch: str, spec: BuildSpec, n_messages: int, n_threads: int | None, room: int = 0) -> list[HandedRows]:
+    def rows_to_hand_over(
+        self, batch: str, spec: BuildSpec, n_messages: int, n_threads: int | None, room: int = 0
+    ) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_messages` messages.
 
         n_messages : 0 for a session that receives the rows of the others, and has read none itself.
@@ -247,14 +265,14 @@ class Session:
         self._close_batch(batch)
         return encoded
 
-    @remote
+    @remote()
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
         if batch not in self._encoded:
             raise MissingPartitions(batch)
         self._encoded[batch].received += messages
 
-    @remote
+    @remote()
     def accept(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
         if batch in self._encoded:  # the session may take part in none
@@ -262,7 +280,7 @@ class Session:
             for rows in encoded.accept(partition_ids):
                 self.eval_sets.add_encoded(batch, rows, encoded.spec)
 
-    @remote
+    @remote()
     def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
         """Work with another number of threads from now on. n_growing : trees of all folds that grow at the same time here."""
         self._n_growing = n_growing
@@ -274,7 +292,7 @@ class Session:
 
     # Shards.
 
-    @remote
+    @remote(frees_memory=True)
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
         if batch not in self._built:
@@ -352,7 +370,7 @@ class Session:
             most = budget.most_rows(spec.shard_spec, self.n_threads)
         return RowPlaces(in_files, most, self.pass_width.trees_per_pass)
 
-    @remote
+    @remote(frees_memory=True)
     def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self.loading.names or batch in self._encoded:  # never built
@@ -370,7 +388,7 @@ class Session:
 
     # Arcbites.
 
-    @remote
+    @remote()
     def select(self, selected: SelectedRows, iterations: Iterations, first: int) -> bool:
         """Train on other rows from now on; return False if the session lacks iterations before number `first`.
 
@@ -394,7 +412,7 @@ class Session:
 
     # Training.
 
-    @remote
+    @remote(has_objects=False)
     def advance_to(self, number: int, values: np.ndarray, terms: LossTerms) -> tuple[GradientStats | None, float, int, int]:
         """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
@@ -425,7 +443,7 @@ class Session:
         """
         return self.trained[0].grower.whole_trees(tasks) if len(self.trained) == 1 else None
 
-    @remote
+    @remote(has_objects=False)
     def grow_whole_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
         """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
 
@@ -451,7 +469,7 @@ class Session:
         """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
         return reduce(RoundHistograms.merge, [rows.grower.sum_histograms(output, request) for rows in self.trained])
 
-    @remote
+    @remote(is_summed=True)
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
     ) -> tuple[dict[int, RoundHistograms], int, float]:
@@ -478,13 +496,13 @@ class Session:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         return self._narrow
 
-    @remote
+    @remote()
     def assign_leaves(self, iteration: int) -> None:
         """Assign rows to the leaves of the trees of an iteration of `BuildSpec.refit_model`."""
         for rows in self.trained:
             rows.assign_leaves(iteration)
 
-    @remote
+    @remote()
     def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of ranges of rows."""
         return [result for rows in self.trained for result in rows.statistic(statistic, *arguments)]
@@ -508,7 +526,7 @@ class Session:
 
     # Evaluation sets.
 
-    @remote
+    @remote(frees_memory=True)
     def add_held_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
@@ -543,7 +561,7 @@ class Session:
                 name, rows, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
             )
 
-    @remote
+    @remote()
     def evaluate(
         self, first: int, trees: Sequence[FitTree], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.partitions.rebalance import plan_moves
 from dboost.cluster.transport.messages import UNKNOWN
-from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin, PartitionMover
+from dboost.cluster.worker.partition_mover import PartitionMover
+from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import imbalance
 from dboost.files.spool import Spool
 from tests.helpers.clusters import a_table, held_rows, threads_cluster
@@ -171,7 +172,7 @@ def test_a_worker_that_is_lost_while_rows_are_moved(client: Client, monkeypatch:
         asked.append(partition)
         return {"status": UNKNOWN} if len(asked) == 4 else await give(self, fit, session, batch, partition, number)
 
-    monkeypatch.setattr("dboost.cluster.worker.worker_plugin.PartitionMover.give", first_fails)
+    monkeypatch.setattr(PartitionMover, "give", first_fails)
     with no_stealing(), threads_cluster(3, 1) as other:
         data = FRAME[["a", "e", "y"]]
         digest, rows = fit(other, on_one_worker(other, dd.from_pandas(data, npartitions=13)), "y")

@@ -111,7 +111,7 @@ def test_a_load_takes_few_calls(client: Client, monkeypatch: pytest.MonkeyPatch)
     alone = dboost.fit(frame, "y", max_iter=1, progress=False)
     booster = dboost.fit(dd.from_pandas(frame, npartitions=4), "y", max_iter=1, progress=False, client=client)
     assert booster.sha256 == alone.sha256
-    reading = ["scan_partitions", "ask", "draw_sample", "ask", "build"]
+    reading = ["scan_partitions", "ask", "propose_splits", "ask", "build"]
     assert calls == ["dboost_open", *reading, "advance_to", "dboost_grow", "advance_to", "dboost_end"]
 
 

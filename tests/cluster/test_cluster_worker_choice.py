@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import dask.dataframe as dd
@@ -12,7 +13,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.cluster.client.connection import Connection
-from dboost.cluster.client.worker_choice import WorkerChoice
+from dboost.cluster.client.worker_choice import KnownWorkers, WorkerChoice
 from tests.helpers.clusters import Processes, a_table, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "progress": False}
@@ -144,7 +145,7 @@ def test_all_chosen_workers_are_lost(notices_late: bool, monkeypatch: pytest.Mon
 
         chosen = sorted(processes.addresses())[0]
         pid = processes.pids()[chosen]
-        usable, killed = Connection.usable, []
+        refresh, killed = Connection.refresh_workers, []
 
         def kill() -> None:
             import os
@@ -153,11 +154,12 @@ def test_all_chosen_workers_are_lost(notices_late: bool, monkeypatch: pytest.Mon
             os.kill(pid, signal.SIGKILL)
             killed.append(chosen)
 
-        def usable_late(connection: Connection, *, recent: bool = False) -> tuple[list[str], dict[str, str]]:
+        def refresh_late(connection: Connection, *, recent: bool = False) -> KnownWorkers:
             """Return the lost worker once, as the scheduler does that has not noticed yet."""
-            return ([killed.pop()], {}) if killed and notices_late else usable(connection, recent=recent)
+            known = refresh(connection, recent=recent)
+            return replace(known, usable=[killed.pop()], unusable={}) if killed and notices_late else known
 
-        monkeypatch.setattr(Connection, "usable", usable_late)
+        monkeypatch.setattr(Connection, "refresh_workers", refresh_late)
         with (
             dask.config.set({"dboost.worker-timeout": "4s", "dboost.patience": "5s"}),
             pytest.raises(dboost.DBoostError, match=r"no worker of workers=tcp.* has come for 4 s"),

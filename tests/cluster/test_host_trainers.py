@@ -16,7 +16,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.cluster.client.connection import Connection
+from dboost.cluster.client.worker_choice import KnownWorkers
 from dboost.cluster.partitions import partitioned_table, rebalance
 from dboost.cluster.partitions.rebalance import values_held
 from dboost.cluster.training import cluster_backend
@@ -256,7 +256,7 @@ def test_folds_take_turns_with_hosts(client: Client, two_hosts: Callable[[Client
 
 def test_fewer_folds_than_hosts_are_divided_among_them(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     known = sorted(client.nthreads())
-    monkeypatch.setattr(Connection, "host_of", lambda _, worker: f"host {known.index(worker)}")
+    monkeypatch.setattr(KnownWorkers, "host_of", lambda _, worker: f"host {known.index(worker)}")
     monkeypatch.setattr(rebalance, "_ROUNDS_COST", 1.0)
     with dask.config.set({"dboost.single-worker-values": 1}):
         assert sorted(map(len, folds_seen(client, 2))) == [2, 2, 2]
@@ -291,7 +291,7 @@ def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypat
     for module in (cluster_backend, threads):
         monkeypatch.setattr(module, "is_small", lambda *_: False)
     assert threads_of(client, frame) == [max(own, together)]
-    monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)
+    monkeypatch.setattr(KnownWorkers, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)
     assert threads_of(client, frame) == [own], "they are shared with other fits"
 
 
@@ -308,7 +308,7 @@ def test_givers_keep_nothing(client: Client) -> None:
 @pytest.mark.parametrize("n_fits", [1, 2])
 def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, n_fits: int) -> None:
     used: set[str] = set()
-    monkeypatch.setattr(Connection, "n_fits", property(lambda _: n_fits, lambda *_: None), raising=False)
+    monkeypatch.setattr(KnownWorkers, "n_fits", property(lambda _: n_fits, lambda *_: None), raising=False)
 
     def look(_: dboost.Iteration) -> None:
         used.update(worker for worker, n in client.run(held_rows).items() if n)
@@ -369,10 +369,10 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Client], list[str]]:
     def divide(client: Client) -> list[str]:
         known = sorted(client.nthreads())
 
-        def host_of(connection: Connection, worker: str) -> str | None:
+        def host_of(_: KnownWorkers, worker: str) -> str | None:
             return f"host {known.index(worker) % 2}" if worker in known else "host 2"
 
-        monkeypatch.setattr(Connection, "host_of", host_of)
+        monkeypatch.setattr(KnownWorkers, "host_of", host_of)
         return [f"host {k % 2}" for k in range(len(known))]
 
     return divide
@@ -465,7 +465,7 @@ def test_workers_that_join_on_another_host(processes: Processes, monkeypatch: py
     """They get rows, and hand them over. (Those beside a trainer get none, see `test_faults`.)"""
     processes.ensure_workers(4)
     first, joined = processes.addresses(), threading.Event()
-    monkeypatch.setattr(Connection, "host_of", lambda connection, worker: "one" if worker in first else "two")
+    monkeypatch.setattr(KnownWorkers, "host_of", lambda _, worker: "one" if worker in first else "two")
 
     def join() -> None:
         for _ in range(2):

@@ -22,7 +22,7 @@ import dboost
 from dboost.cluster.transport.line import Message
 from dboost.cluster.transport.line_calls import METHODS
 from dboost.cluster.transport.messages import SessionRef
-from dboost.cluster.transport.split_proposals import choose_owners
+from dboost.cluster.transport.split_proposals import choose_owners, propose_splits
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.session import Session
 from tests.helpers.clusters import a_table, lines_cluster
@@ -94,7 +94,7 @@ def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: 
     answer = DBoostWorkerPlugin.answer
 
     def delayed(self: DBoostWorkerPlugin, relay: Any, fit: str, session: str, message: Message) -> Any:
-        if METHODS[message.kind] == Session.draw_sample.__name__:
+        if METHODS[message.kind] == propose_splits.__name__:
             time.sleep(random.uniform(0.0, 0.5))
         return answer(self, relay, fit, session, message)
 

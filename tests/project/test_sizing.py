@@ -24,7 +24,7 @@ from distributed import Client
 
 import dboost
 from dboost import sizing
-from dboost.cluster.client.connection import Connection
+from dboost.cluster.client.worker_choice import KnownWorkers
 from dboost.cluster.worker import host_trainers
 from dboost.kernels.threads import usable_processors
 from dboost.params import Parameters
@@ -184,7 +184,7 @@ def test_a_plan_of_a_cluster_is_that_of_a_fit(
     names = dict(
         zip(sorted(client.nthreads()), ["a", "b", "c"] if hosts == 3 else ["a", "a", "a" if hosts == 1 else "b"], strict=True)
     )
-    monkeypatch.setattr(Connection, "host_of", lambda connection, worker: names[worker])
+    monkeypatch.setattr(KnownWorkers, "host_of", lambda _, worker: names[worker])
     place = host_trainers._place_of
 
     def place_of(dask_worker: Any = None) -> host_trainers.WorkerPlace:

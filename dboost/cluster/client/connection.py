@@ -18,17 +18,14 @@ from distributed import Client, Future
 from dboost.cluster.client.attempts import N_REPORTED_LOSSES, Attempts
 from dboost.cluster.client.client_loss import ClientLost, SchedulerWatch, address_of, lost_client, reporting_loss, unreachable
 from dboost.cluster.client.dask_clients import seceded
-from dboost.cluster.client.worker_choice import WorkerChoice, WorkerRecord
+from dboost.cluster.client.worker_choice import KnownWorkers, WorkerChoice, WorkerRecord
 from dboost.cluster.scheduler.reducer import Reducer
 from dboost.cluster.transport.line import Line, open_line
-from dboost.cluster.transport.line_calls import TAKE_PARTITIONS
 from dboost.cluster.transport.messages import (
     CANCELLED,
     FAILED,
     LOST,
     OK,
-    ON_LINE,
-    SILENT,
     UNKNOWN,
     AfterSteps,
     LostWorkers,
@@ -43,7 +40,7 @@ from dboost.cluster.transport.messages import (
 )
 from dboost.config import liveness_timeout, worker_timeout
 from dboost.display import counted
-from dboost.errors import DBoostError, is_out_of_descriptors, out_of_descriptors, warn
+from dboost.errors import DBoostError, is_out_of_descriptors, out_of_descriptors
 from dboost.rows.block_file import StorageError
 from dboost.training.progress import Progress
 from dboost.trees.fit_trees import GrownTree
@@ -52,25 +49,12 @@ from dboost.version import __version__
 
 #: Seconds between two looks for a usable worker.
 _POLL = 0.25
-#: Seconds for which the records of workers are recent, see `Connection.usable`.
+#: Seconds for which the records of workers are recent, see `Connection.refresh_workers`.
 _RECENT = 1.0
 #: By client the scheduler in which it has installed the reducer.
 _installed: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 _numbers = count()
 _log = logging.getLogger("dboost")
-
-
-def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
-    """Return the error to raise if a worker cannot run this version of dboost; None for one that did not answer."""
-    if record.version == SILENT:
-        return None
-    if record.reason is not None:
-        return DBoostError(f"worker {address} cannot start dboost: {record.reason}")
-    if record.version is None:
-        return DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
-    if record.version != __version__:
-        return DBoostError(f"worker {address} has dboost {record.version}, this process {__version__}")
-    return None
 
 
 class Connection:
@@ -108,12 +92,8 @@ class Connection:
     has_ended : bool
     reading : set of Future
         The read tasks of all threads of the fit.
-    n_threads : dict of str to int
-        Threads of the usable workers, by address; as of the last call of `usable`.
-    n_fits : int
-        Number of fits on the cluster; as of the last call of `usable`.
-    memory_limits : dict of str to int
-        Bytes of the usable workers that are not paused, by address, 0 for no limit; as of the last call of `usable`.
+    workers : KnownWorkers
+        As of the last call of `refresh_workers`.
 
     Raises
     ------
@@ -137,11 +117,8 @@ class Connection:
         self.iteration: int | None = None
         self.progress = Progress(False)
         self.attempts = Attempts()
-        self.n_threads: dict[str, int] = {}
-        self.n_fits = 1
-        self.memory_limits: dict[str, int] = {}
-        self._workers: dict[str, WorkerRecord] = {}
-        self._seen = -math.inf  # when the scheduler returned these records
+        self.workers = KnownWorkers.of({}, 1, self._choice)
+        self._refreshed = -math.inf  # when the scheduler returned them
         self.has_ended = False
         self.reading: set[Future] = set()
         self._line: Line | None = None
@@ -162,7 +139,7 @@ class Connection:
                 raise DBoostError(f"the scheduler at {self.address} has dboost {reply['version']}, this process {__version__}")
             self._host = reply["host"]
             self._note_workers(reply)
-            self._check_workers(self._workers)
+            self.workers.check(self._choice)
         except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
@@ -177,26 +154,6 @@ class Connection:
             raise DBoostError(
                 f"the scheduler at {self.address} cannot run dboost {__version__}; is it installed there? {error}"
             ) from error
-
-    def _check_workers(self, known: dict[str, WorkerRecord]) -> None:
-        """Warn of workers that cannot be used; raise the error if the user named one, or if there are no others."""
-        self._choice.check(known)
-        errors: dict[str, DBoostError] = {}
-        n_good = 0
-        for address, record in known.items():
-            if not self._choice.includes(address, record):
-                continue
-            error = version_error(address, record)
-            if error is None:
-                n_good += 1
-            elif self._choice.is_named(address, record):
-                raise error
-            else:
-                errors[address] = error
-        if errors and not n_good:
-            raise next(iter(errors.values()))
-        for error in errors.values():
-            warn(f"{error}; the fit leaves this worker out")
 
     def open_line(self) -> Line:
         """Return the line for calls of sessions; open it at the first call.
@@ -238,48 +195,24 @@ class Connection:
         """Whether the user chose the workers of this fit."""
         return bool(self._choice)
 
-    def usable(self, *, recent: bool = False) -> tuple[list[str], dict[str, str]]:
-        """Return the usable workers, and for others the reason; workers that do not answer are in neither.
+    def refresh_workers(self, *, recent: bool = False) -> KnownWorkers:
+        """Ask the scheduler for its workers, and return them.
 
-        The reason is empty for a worker that the user has not chosen. recent : whether the workers of a moment ago suffice
-        if none was lost since, default False.
+        recent : whether the workers of a moment ago suffice if none was lost since, default False.
         """
-        if not recent or time.monotonic() - self._seen > _RECENT:
+        if not recent or time.monotonic() - self._refreshed > _RECENT:
             self._note_workers(self._call("dboost_workers"))
-        usable: list[str] = []
-        unusable: dict[str, str] = {}
-        self.n_threads, self.memory_limits = {}, {}
-        for address, record in self._workers.items():
-            if not self._choice.includes(address, record):
-                unusable[address] = ""
-            elif (error := version_error(address, record)) is not None:
-                unusable[address] = str(error)
-            elif record.version != SILENT:
-                usable.append(address)
-                self.n_threads[address] = record.n_threads
-                if record.is_running:
-                    self.memory_limits[address] = record.memory_limit
-        return usable, unusable
+        return self.workers
 
     def shares_host(self, workers: Iterable[str]) -> bool:
         """Return whether the scheduler is on the host of one of these workers, as far as they are known."""
-        return any(self._host == self._workers[address].host for address in workers if address in self._workers)
-
-    def host_of(self, worker: str) -> str | None:
-        """Return the name of a worker's host; None for a worker that is not known."""
-        record = self._workers.get(worker)
-        return None if record is None else record.host
-
-    def processors_of(self, worker: str) -> tuple[int, ...]:
-        """Return the processors on which a worker's process may run; none for a worker that is not known."""
-        record = self._workers.get(worker)
-        mask = 0 if record is None or record.processors is None else int(record.processors, 16)
-        return tuple(processor for processor in range(mask.bit_length()) if mask >> processor & 1)
+        records = self.workers.records
+        return any(self._host == records[worker].host for worker in workers if worker in records)
 
     def _note_workers(self, reply: dict[str, Any]) -> None:
-        self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
-        self.n_fits = max(reply["fits"], 1)
-        self._seen = time.monotonic()
+        records = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
+        self.workers = KnownWorkers.of(records, max(reply["fits"], 1), self._choice)
+        self._refreshed = time.monotonic()
 
     def need_workers(self, n_workers: int) -> None:
         """Have an adaptive cluster provide at least this many workers until the end of the fit, without waiting for them."""
@@ -295,11 +228,11 @@ class Connection:
         """
         deadline = time.monotonic() + worker_timeout()
         while True:
-            usable, unusable = self.usable()
-            if usable:
-                return usable
+            workers = self.refresh_workers()
+            if workers.usable:
+                return workers.usable
             if time.monotonic() >= deadline:
-                reasons = "; ".join(sorted(filter(None, unusable.values()))[:N_REPORTED_LOSSES])
+                reasons = "; ".join(sorted(filter(None, workers.unusable.values()))[:N_REPORTED_LOSSES])
                 among = f" of workers={self._choice}" if self._choice else ""
                 raise DBoostError(
                     f"no worker{among} that can read the data has come for {worker_timeout():.0f} s"
@@ -349,7 +282,7 @@ class Connection:
         reply = self._call("dboost_sessions", workers=workers, lost=self.lost_sessions)
         sessions = {ref.worker: ref for ref in session_refs(reply["sessions"])}
         takers = {sessions[worker]: pack((batch, pairs, plan)) for worker, pairs in moves.items()}
-        self._ask(list(takers), TAKE_PARTITIONS, list(takers.values()))
+        self._ask(list(takers), "take_partitions", list(takers.values()))
         return sessions
 
     def grow_trees(
@@ -365,14 +298,14 @@ class Connection:
         Return the addresses of the remaining workers, for paused ones the bytes in use and the limit, whether all tasks of the
         fit wait for paused workers, and for tasks that none may run their restrictions.
         """
-        self._seen = -math.inf
+        self._refreshed = -math.inf
         reply = self._call("dboost_remove_unresponsive")
         return list(reply["workers"]), dict(reply["paused"]), bool(reply["stuck"]), dict(reply["unrunnable"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
         """Mark sessions as lost, and have their workers release them if they still exist."""
         self.lost.update(refs)
-        self._seen = -math.inf
+        self._refreshed = -math.inf
         with suppress(DBoostError):  # not essential: a lost session is never called again
             self._call("dboost_abandon", sessions=list(refs))
 
@@ -440,10 +373,10 @@ class Connection:
         finally:
             self._released.__exit__(kind, error, traceback)
 
-    def _call_on_line(self, kind: int, arguments: tuple[Any, ...]) -> Any:
+    def _call_on_line(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         line = self.open_line()
         self._n_calls += 1
-        line.send(self._n_calls, kind, pack_round(arguments))
+        line.send(self._n_calls, 0, pack_round((operation, *arguments)))
         message = line.receive(liveness_timeout(), self._watch.note_wait)
         while message.number != self._n_calls:  # the reply to a call that was interrupted
             message = line.receive(liveness_timeout(), self._watch.note_wait)
@@ -465,8 +398,8 @@ class Connection:
             return await remote(fit=self.fit, **arguments)
 
         try:
-            if operation in ON_LINE:
-                reply = self._call_on_line(ON_LINE.index(operation), tuple(arguments.values()))
+            if operation in Reducer.LINE_CALLS:
+                reply = self._call_on_line(operation, tuple(arguments.values()))
             else:
                 reply = self._run(call)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The workers to which a fit is confined (``workers=``), by name, address or resources."""
+"""The workers that a fit may use: those to which it is confined (``workers=``), and that can run this version of dboost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from dboost.errors import InputTypeError, ParameterError
+from dboost.cluster.transport.messages import SILENT
+from dboost.errors import DBoostError, InputTypeError, ParameterError, warn
+from dboost.version import __version__
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,69 @@ class WorkerChoice:
 
     def __str__(self) -> str:
         return ", ".join(self.names) if self.names else str(dict(self.resources))
+
+
+def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
+    """Return the error to raise if a worker cannot run this version of dboost; None for one that did not answer."""
+    if record.version == SILENT:
+        return None
+    if record.reason is not None:
+        return DBoostError(f"worker {address} cannot start dboost: {record.reason}")
+    if record.version is None:
+        return DBoostError(f"worker {address} has no dboost: install dboost {__version__} there")
+    if record.version != __version__:
+        return DBoostError(f"worker {address} has dboost {record.version}, this process {__version__}")
+    return None
+
+
+@dataclass(frozen=True)
+class KnownWorkers:
+    """The workers of a cluster, as its scheduler knew them at some time."""
+
+    records: Mapping[str, WorkerRecord]  # by address
+    n_fits: int  # that run on the cluster
+    usable: list[str]  # addresses
+    #: The reasons by address, empty for a worker that the user has not chosen. Workers that do not answer are in neither.
+    unusable: dict[str, str]
+    n_threads: dict[str, int]  # of the usable workers
+    memory_limits: dict[str, int]  # bytes of the usable workers that are not paused, 0 for no limit
+
+    @classmethod
+    def of(cls, records: Mapping[str, WorkerRecord], n_fits: int, choice: WorkerChoice) -> KnownWorkers:
+        """Return the workers of these records, for a fit that may use some of them."""
+        usable: list[str] = []
+        unusable: dict[str, str] = {}
+        for address, record in records.items():
+            if not choice.includes(address, record):
+                unusable[address] = ""
+            elif (error := version_error(address, record)) is not None:
+                unusable[address] = str(error)
+            elif record.version != SILENT:
+                usable.append(address)
+        n_threads = {address: records[address].n_threads for address in usable}
+        memory_limits = {address: records[address].memory_limit for address in usable if records[address].is_running}
+        return cls(records, n_fits, usable, unusable, n_threads, memory_limits)
+
+    def check(self, choice: WorkerChoice) -> None:
+        """Warn of workers that cannot be used; raise the error if the user named one, or if there are no others."""
+        choice.check(self.records)
+        chosen = {address: record for address, record in self.records.items() if choice.includes(address, record)}
+        errors = {address: error for address in chosen if (error := version_error(address, chosen[address])) is not None}
+        for address, error in errors.items():
+            if choice.is_named(address, chosen[address]):
+                raise error
+        if errors and len(errors) == len(chosen):
+            raise next(iter(errors.values()))
+        for error in errors.values():
+            warn(f"{error}; the fit leaves this worker out")
+
+    def host_of(self, worker: str) -> str | None:
+        """Return the name of a worker's host; None for a worker that is not known."""
+        record = self.records.get(worker)
+        return None if record is None else record.host
+
+    def processors_of(self, worker: str) -> tuple[int, ...]:
+        """Return the processors on which a worker's process may run; none for a worker that is not known."""
+        record = self.records.get(worker)
+        mask = 0 if record is None or record.processors is None else int(record.processors, 16)
+        return tuple(processor for processor in range(mask.bit_length()) if mask >> processor & 1)

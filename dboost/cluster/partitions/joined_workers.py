@@ -89,15 +89,15 @@ class JoinedWorkers:
 
         A worker that does not answer, because it is still starting or is stopped, will be asked again.
         """
-        usable, others = self._connection.usable()
+        known = self._connection.refresh_workers()
         for worker in sorted(joined):
             address = worker[0]
-            if others.get(address):
-                _log.warning("%s; the fit goes on without it", others[address])
-            elif address not in usable and address not in others:
+            if known.unusable.get(address):
+                _log.warning("%s; the fit goes on without it", known.unusable[address])
+            elif address not in known.usable and address not in known.unusable:
                 self._ask_again[worker] = time.monotonic() + liveness_timeout()
                 self._known_workers.discard(worker)
-        new = {address for address, _ in joined} & set(usable)
+        new = {address for address, _ in joined} & set(known.usable)
         return sorted(address for address in new if not self._table.has_trainer_beside(address))
 
     def _choose_partitions(self, new: list[str], owned: list[tuple[int, SessionRef]]) -> list[int]:

@@ -25,8 +25,8 @@ from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held, plan_moves, values_held
 from dboost.cluster.transport.messages import LostWorkers, SessionRef, Step
-from dboost.cluster.transport.split_proposals import choose_owners
-from dboost.cluster.worker.host_trainers import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
+from dboost.cluster.transport.split_proposals import choose_owners, propose_splits
+from dboost.cluster.worker.host_trainers import HostWorkers, Member, SessionPlace, hand_over, plan_hand_over, trainers_of_folds
 from dboost.config import imbalance, session_per_host
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.kinds.frame import some_values
@@ -94,7 +94,7 @@ class PartitionedTable:
     _best_progress: int = 0
     #: Memory that sessions have for rows (`PartitionStats.spare`).
     _spare: dict[SessionRef, Budget | None] = field(default_factory=dict)
-    #: Backend that train on the rows of their hosts.
+    #: Sessions that train on the rows of their hosts.
     _trainers: set[SessionRef] = field(default_factory=set)
 
     # Stages.
@@ -157,12 +157,15 @@ class PartitionedTable:
     @property
     def threads(self) -> dict[str, int]:
         """Threads of the workers that get rows, by address: of all usable ones, or of one of each host for folds."""
-        n_threads = self.connection.n_threads
+        n_threads = self.connection.workers.n_threads
         if self.n_at_once == 1 or self.source.memory_limit or not session_per_host():
             return n_threads
-        n_rows, limits = self.source.n_rows or sum(self.lengths.values()), self.connection.memory_limits
+        n_rows, limits = self.source.n_rows or sum(self.lengths.values()), self.connection.workers.memory_limits
         n_held = values_held(n_rows, len(self.source.plan.specs), self.n_at_once)
-        places = {worker: (self.connection.host_of(worker), self.connection.processors_of(worker)) for worker in n_threads}
+        places = {
+            worker: (self.connection.workers.host_of(worker), self.connection.workers.processors_of(worker))
+            for worker in n_threads
+        }
 
         def has_room(worker: str, share: float) -> bool:
             return worker in limits and is_held(int(n_held * share), limits[worker])
@@ -220,7 +223,7 @@ class PartitionedTable:
                 batches.setdefault(entry.ref, []).append(entry.batch)
             order = choose_owners(sorted(batches), sum(self.n_kept.values()), columns[1] - columns[0], max_bins)
             draws = {ref: ((names, seed, columns), order) for ref, names in batches.items()}
-            answers = self.connection.ask_each(draws, Session.draw_sample)
+            answers = self.connection.ask_each(draws, propose_splits)
             return [edges for owner in order.owners for edges in answers[owner]]
 
         return self._call_all(TableRows.proposal_sample.__name__, ask)
@@ -339,7 +342,7 @@ class PartitionedTable:
             self._call_each(due, before)
         for entry in due:
             entry.stage += len(before)
-        self.connection.usable(recent=True)
+        self.connection.refresh_workers(recent=True)
         waiting = [entry for entry in due if not entry.is_handed_over]
         built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_stages_sent])
         for batch in sorted({entry.batch for entry in waiting}):
@@ -347,7 +350,7 @@ class PartitionedTable:
             workers = self._host_workers()
             plan = plan_hand_over(self._members(entries, spec, built, workers), workers, row_bytes(spec.shard_spec))
             if plan.orders:
-                self.connection.ask_each({ref: (batch, spec, order) for ref, order in plan.orders.items()}, Session.hand_over)
+                self.connection.ask_each({ref: (batch, spec, order) for ref, order in plan.orders.items()}, hand_over)
             due += self._move_entries(batch, entries, plan.trainers)
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.partition_ids]
         return [entry for entry in due if entry.partition_ids]
@@ -366,7 +369,7 @@ class PartitionedTable:
         kept, members = self.n_kept, dict[SessionRef, Member]()
 
         def member(ref: SessionRef, partition_ids: Sequence[int], *, has_read: bool) -> Member:
-            processors = self.connection.processors_of(ref.worker)
+            processors = self.connection.workers.processors_of(ref.worker)
             place = SessionPlace.of(self._spare[ref], spec.shard_spec, built.get(ref, 0), processors)
             n_rows, n_kept = sum(self.lengths[i] for i in partition_ids), sum(kept[i] for i in partition_ids)
             return Member(n_rows, workers.hosts.get(ref.worker), place, has_read, n_kept)
@@ -381,10 +384,10 @@ class PartitionedTable:
 
     def _host_workers(self) -> HostWorkers:
         """Return the usable workers by host."""
-        connection, n_threads = self.connection, self.connection.n_threads
-        hosts = {worker: connection.host_of(worker) for worker in n_threads}
+        known = self.connection.workers
+        hosts = {worker: known.host_of(worker) for worker in known.usable}
         trainers = frozenset(self._trainers.intersection(self.sessions))
-        return HostWorkers(n_threads, hosts, trainers, connection.n_fits, connection.number)
+        return HostWorkers(known.n_threads, hosts, trainers, known.n_fits, self.connection.number)
 
     def _move_entries(
         self, batch: str, entries: dict[SessionRef, WorkerPartitions], trainers: Mapping[SessionRef, SessionRef]
@@ -412,14 +415,14 @@ class PartitionedTable:
 
     def has_trainer_beside(self, worker: str) -> bool:
         """Return whether a session on the worker's host trains on the rows of this host."""
-        host = self.connection.host_of(worker)
+        host = self.connection.workers.host_of(worker)
         trainers = self._trainers.intersection(self.sessions)
-        return host is not None and any(self.connection.host_of(ref.worker) == host for ref in trainers)
+        return host is not None and any(self.connection.workers.host_of(ref.worker) == host for ref in trainers)
 
     def _read(self, partition_ids: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
-        self.connection.usable(recent=True)
-        readers = None if self.threads == self.connection.n_threads else [*self.threads]
+        self.connection.refresh_workers(recent=True)
+        readers = None if self.threads == self.connection.workers.n_threads else [*self.threads]
         single = self._known_single_worker()
         if readers is not None and single is not None:
             readers = [single]
@@ -450,7 +453,7 @@ class PartitionedTable:
 
     def _balance(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
         """Move partitions of a new batch to balance the workers; return the session of each partition."""
-        self.connection.usable(recent=True)
+        self.connection.refresh_workers(recent=True)
         n_threads = self.threads
         addresses = {i: ref.worker for i, ref in owners.items()}
         single = self.single_worker(n_threads)
@@ -499,8 +502,10 @@ class PartitionedTable:
         """Return the usable workers that a session trains for: those of its host if it is a trainer, else its own."""
         if ref not in self._trainers:
             return {ref.worker}
-        host = self.connection.host_of(ref.worker)
-        return {ref.worker} | {worker for worker in self.connection.n_threads if self.connection.host_of(worker) == host}
+        host = self.connection.workers.host_of(ref.worker)
+        return {ref.worker} | {
+            worker for worker in self.connection.workers.n_threads if self.connection.workers.host_of(worker) == host
+        }
 
     def single_worker(self, n_threads: Mapping[str, int]) -> str | None:
         """Return the worker that gets all partitions of a small table (see `rebalance.is_for_one_worker`), else None.
@@ -517,12 +522,12 @@ class PartitionedTable:
         """
         if self.source.n_rows is None or self.source.is_lazy:
             return None
-        self.connection.usable(recent=True)
+        self.connection.refresh_workers(recent=True)
         return self._single_worker_for(self.source.n_rows, self.threads)
 
     def _single_worker_for(self, n_rows: int, n_threads: Mapping[str, int]) -> str | None:
         """See `single_worker`."""
-        limits, fit_limit = self.connection.memory_limits, self.source.memory_limit
+        limits, fit_limit = self.connection.workers.memory_limits, self.source.memory_limit
         n_values = n_rows * len(self.source.plan.specs)
         n_held = values_held(n_rows, len(self.source.plan.specs), self.n_sharing(len(n_threads)))
         fitting = sorted(
@@ -551,7 +556,7 @@ class PartitionedTable:
     @property
     def is_whole(self) -> bool:
         """Whether one session has all rows, and is to have them: those of a small table, or of the only host."""
-        is_only_host = len(self.sessions) == 1 and all(map(self.has_trainer_beside, self.connection.n_threads))
+        is_only_host = len(self.sessions) == 1 and all(map(self.has_trainer_beside, self.connection.workers.n_threads))
         return self.has_single_worker or is_only_host
 
     def new_batch(self) -> str:

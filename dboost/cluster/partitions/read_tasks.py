@@ -280,7 +280,8 @@ class ReadTasks:
         """
         receipts: list[Receipt] = []
         for n_before in range(_MAX_SUBMISSIONS):
-            usable, unusable = connection.usable(recent=n_before == 0)
+            known = connection.refresh_workers(recent=n_before == 0)
+            usable, unusable = known.usable, known.unusable
             if not usable and (unusable or connection.is_confined):
                 usable = connection.wait_for_usable()
             wanted = [address for address in workers or () if address in usable]
@@ -298,7 +299,7 @@ class ReadTasks:
             except _SubmitAgain:
                 continue
             except DBoostError:
-                if set(connection.usable()[1]) == set(unusable):
+                if set(connection.refresh_workers().unusable) == set(unusable):
                     raise
                 # An unusable worker has joined meanwhile and may have received a task.
         raise DBoostError(f"{_MAX_SUBMISSIONS} times new workers had no dboost {__version__}, so the data could not be read")

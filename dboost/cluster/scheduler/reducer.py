@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from distributed import Scheduler
 from distributed.core import Status
@@ -47,7 +47,6 @@ from dboost.cluster.transport.messages import (
     LOST,
     NAME,
     OK,
-    ON_LINE,
     READING,
     SILENT,
     FitCancelled,
@@ -97,7 +96,7 @@ class Reducer(SchedulerPlugin):
         self.started = asyncio.Event()
         self._scheduler = scheduler
         self._loop = asyncio.get_running_loop()
-        self._fits: dict[str, Fit] = {}
+        self._fits: dict[str, RunningFit] = {}  # by id
         self._background_tasks: set[asyncio.Task[Any]] = set()
         #: Replies to pings, by Dask's names of worker processes.
         self._versions: dict[str, WorkerVersion] = {}
@@ -143,7 +142,7 @@ class Reducer(SchedulerPlugin):
             partial(self._lost_among, fit),
             self._loop,
         )
-        self._fits[fit] = Fit(client_id, FitCalls(guard, self._numbers))
+        self._fits[fit] = RunningFit(client_id, FitCalls(guard, self._numbers))
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
         return {"version": __version__, "host": socket.gethostname(), **await self.usable_workers(fit)}
@@ -175,39 +174,72 @@ class Reducer(SchedulerPlugin):
         return {"status": OK, "sessions": list(zip(workers, names, strict=True))}
 
     async def line(self, comm: Any, fit: str) -> Any:
-        """Open a line to the client: the thread of the fit answers its calls of `_ask` and `_grow` there."""
+        """Open a line to the client: the thread of the fit answers its calls in `LINE_CALLS` there."""
         if fit not in self._fits:
             return {"status": CANCELLED}
 
         def use(line: Line) -> None:
-            known = self._fits.get(fit)
-            if known is None:
+            running = self._fits.get(fit)
+            if running is None:
                 line.close()
                 return
-            known.client_line = line
-            known.thread.submit(self._serve, fit, line)
+            running.client_line = line
+            running.thread.submit(self._serve_client, fit, line)
 
         await accept_line(comm, use)
         return Status.dont_reply
 
-    def _serve(self, name: str, line: Line) -> None:
+    def _serve_client(self, fit: str, line: Line) -> None:
         """Answer the calls of the client on a line, in the thread of the fit, until either end closes it."""
         try:
             while True:
                 message = line.receive()
-                line.send(message.number, 0, pack_round(self.answer(name, ON_LINE[message.kind], *message.unpack())))
+                line.send(message.number, 0, pack_round(self.answer(fit, *message.unpack())))
         except OSError:
             pass  # the client has gone, or the fit has ended
         finally:
             line.close()
 
-    def answer(self, name: str, call: str, *arguments: Any) -> dict[str, Any]:
-        """Answer a call of the client, in the thread of the fit. call : see `ON_LINE`."""
-        function: Callable[..., dict[str, Any]] = self._ask if call == "dboost_ask" else self._grow
+    def answer(self, fit: str, call: str, *arguments: Any) -> dict[str, Any]:
+        """Answer a call of the client, in the thread of the fit. call : see `LINE_CALLS`."""
         try:
-            return {"status": OK, **function(name, *arguments)}
+            return {"status": OK, **self.LINE_CALLS[call](self, fit, *arguments)}
         except Exception as error:
             return _reply_of(error)
+
+    def ask(self, fit: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
+        """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
+        running, branches = self._called(fit, refs)
+        is_for_all = isinstance(arguments, bytes | memoryview)
+        packed = for_all(branches, arguments) if is_for_all else for_each(branches, arguments)
+        results: dict[SessionRef, bytes] = {}
+        running.calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
+        reply = {"results": [results[ref] for ref in refs], "workers": self._identities()}
+        lost = [running.lost_readers.popleft() for _ in range(len(running.lost_readers))]
+        return reply | {"lost_readers": lost} if lost else reply
+
+    def grow(self, fit: str, refs: Sequence[SessionRef], order: bytes) -> dict[str, Any]:
+        """Grow trees. order : packed `GrowOrder` and number of rows of each session."""
+        asked: GrowOrder
+        asked, rows_of = unpack(order)
+        running, branches = self._called(fit, refs)
+        exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
+        grown, timing = running.rounds.grow_trees(running.calls, branches, asked, rows_of, exchange)
+        how = {
+            "action": "tree",
+            "fit": fit,
+            "workers": len(refs),
+            "owners": 0 if exchange is None else exchange.n_slices,
+            "groups": 0 if exchange is None else exchange.n_groups,
+            "branches": len(branches),
+        }
+        for k, tree in enumerate(grown):  # the first one has the times of all
+            event = {**how, "leaves": tree.n_leaves, **asdict(Timing() if k else timing)}
+            self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
+        return {"trees": pack_round((grown, timing))}
+
+    #: The calls of the client on its line; all others are messages of Dask.
+    LINE_CALLS: ClassVar[dict[str, Callable[..., dict[str, Any]]]] = {"dboost_ask": ask, "dboost_grow": grow}
 
     async def abandon(self, fit: str, sessions: Sequence[Any]) -> dict[str, Any]:
         """Release lost sessions, without waiting: most of them are gone."""
@@ -233,9 +265,9 @@ class Reducer(SchedulerPlugin):
 
     async def end_fit(self, fit: str, outcome: str = "client left") -> dict[str, Any]:
         """Release a fit here and on all workers; a running call is cancelled. Tasks of the fit that write have then ended."""
-        known = self._fits.pop(fit, None)
-        if known is not None:
-            known.end()
+        running = self._fits.pop(fit, None)
+        if running is not None:
+            running.end()
             self._scheduler.log_event(NAME, {"action": "ended", "fit": fit, "outcome": outcome})
         await asyncio.gather(*(self._release(address, fit) for address in list(self._scheduler.workers)))
         return {"status": OK}
@@ -253,7 +285,7 @@ class Reducer(SchedulerPlugin):
 
         keys : of the tasks that a lost worker ran, or whose results only it had.
         """
-        fits = {f"{READING}{name}": fit for name, fit in self._fits.items() if worker not in fit.workers}
+        fits = {f"{READING}{fit}": running for fit, running in self._fits.items() if worker not in running.workers}
         if not fits:
             return
         tasks = {task for key in keys if (task := self._scheduler.tasks.get(key)) is not None}
@@ -263,28 +295,28 @@ class Reducer(SchedulerPlugin):
             seen |= later
             left += later
         again = [str(task.key) for task in seen if task in tasks or task.state != "memory"]
-        for prefix, fit in fits.items():
+        for prefix, running in fits.items():
             n_partitions = sum(key.startswith(prefix) for key in again)
             if n_partitions:
-                fit.lost_readers.append((worker, n_partitions))
+                running.lost_readers.append((worker, n_partitions))
 
     async def close(self) -> None:
         fits, self._fits = self._fits, {}
-        for fit in fits.values():
-            fit.end()
+        for running in fits.values():
+            running.end()
         self._unpublish()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        for name, fit in self._fits.items():
-            if worker in fit.workers:
-                self._scheduler.log_event(NAME, {"action": "lost", "fit": name, "worker": worker})
-                fit.workers = fit.workers - {worker}
-                fit.calls.wake()
+        for fit, running in self._fits.items():
+            if worker in running.workers:
+                self._scheduler.log_event(NAME, {"action": "lost", "fit": fit, "worker": worker})
+                running.workers = running.workers - {worker}
+                running.calls.wake()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        for name, fit in list(self._fits.items()):
-            if fit.client == client:
-                self._run_in_background(self.end_fit(name))
+        for fit, running in list(self._fits.items()):
+            if running.client == client:
+                self._run_in_background(self.end_fit(fit))
 
     def adaptive_target(self, target_duration: Any = None) -> int:
         """Return how many workers an adaptive cluster should have: as Dask's tasks need, or more if a fit needs more.
@@ -292,12 +324,12 @@ class Reducer(SchedulerPlugin):
         Dask counts tasks, and sees none between the trees of a fit. Its adaptive clusters (in this process, by messages or by
         HTTP) ask the scheduler for this number.
         """
-        needed = max((fit.n_workers_needed for fit in self._fits.values()), default=0)
+        needed = max((running.n_workers_needed for running in self._fits.values()), default=0)
         return max(Scheduler.adaptive_target(self._scheduler, target_duration), needed)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Keep workers with rows, and workers that read them, when a cluster scales down."""
-        in_use = set().union(*(fit.workers for fit in self._fits.values()))
+        in_use = set().union(*(running.workers for running in self._fits.values()))
         return [worker for worker in workers if worker.address not in in_use and not any(map(_is_read, worker.has_what))]
 
     async def remove_unresponsive(self, fit: str) -> dict[str, Any]:
@@ -350,8 +382,8 @@ class Reducer(SchedulerPlugin):
         """
         waiting: list[TaskState] = []
         unrunnable: dict[str, str] = {}
-        known = self._fits.get(fit)
-        workers = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
+        running = self._fits.get(fit)
+        workers = set() if running is None else {worker for worker in running.workers if worker in self._scheduler.workers}
         prefix = f"{READING}{fit}"
         tasks = [task for task in self._scheduler.tasks.values() if str(task.key).startswith(prefix)]
         seen = set(tasks)
@@ -383,26 +415,15 @@ class Reducer(SchedulerPlugin):
 
     # Implementation.
 
-    def _ask(self, name: str, refs: Sequence[SessionRef], method: str, arguments: Any) -> dict[str, Any]:
-        """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
-        fit, branches = self._called(name, refs)
-        is_for_all = isinstance(arguments, bytes | memoryview)
-        packed = for_all(branches, arguments) if is_for_all else for_each(branches, arguments)
-        results: dict[SessionRef, bytes] = {}
-        fit.calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
-        reply = {"results": [results[ref] for ref in refs], "workers": self._identities()}
-        lost = [fit.lost_readers.popleft() for _ in range(len(fit.lost_readers))]
-        return reply | {"lost_readers": lost} if lost else reply
-
     def _identities(self) -> list[tuple[str, str]]:
         """Return address and Dask's server id of every worker process; a worker restarted at the same address has a new id."""
         return [(address, str(state.server_id)) for address, state in list(self._scheduler.workers.items())]
 
-    async def _lost_among(self, name: str, silent: Sequence[SessionRef]) -> list[SessionRef]:
+    async def _lost_among(self, fit: str, silent: Sequence[SessionRef]) -> list[SessionRef]:
         """Remove workers that do not answer pings; return the lost sessions among those that have not answered."""
         hung = set(await self._remove_unresponsive([ref.worker for ref in silent]))
         # A worker that was restarted at the same address answers pings, but has no such session.
-        unknown = [ref for ref in silent if ref.worker not in hung and not await self._has(name, ref)]
+        unknown = [ref for ref in silent if ref.worker not in hung and not await self._has(fit, ref)]
         return [ref for ref in silent if ref.worker in hung] + unknown
 
     async def _remove_unresponsive(self, addresses: Sequence[str]) -> list[str]:
@@ -458,23 +479,23 @@ class Reducer(SchedulerPlugin):
                 await asyncio.sleep(_PING_INTERVAL)
         return SILENT, None, None, None
 
-    async def _session_of(self, name: str, address: str, lost: Sequence[str]) -> str | None:
+    async def _session_of(self, fit: str, address: str, lost: Sequence[str]) -> str | None:
         """Return the name of a worker's session; None without an answer."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             rpc = self._scheduler.rpc(address)
-            reply = await asyncio.wait_for(rpc.dboost_session(fit=name, lost=lost), liveness_timeout())
+            reply = await asyncio.wait_for(rpc.dboost_session(fit=fit, lost=lost), liveness_timeout())
             return None if reply is None else reply.get("session")
         return None
 
-    async def _has(self, name: str, ref: SessionRef) -> bool:
+    async def _has(self, fit: str, ref: SessionRef) -> bool:
         """Return whether a worker has a session; True without an answer."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             rpc = self._scheduler.rpc(ref.worker)
-            reply = await asyncio.wait_for(rpc.dboost_has(fit=name, session=ref.session), liveness_timeout())
+            reply = await asyncio.wait_for(rpc.dboost_has(fit=fit, session=ref.session), liveness_timeout())
             return reply is not None and bool(reply.get("has"))
         return True
 
-    async def _release(self, address: str, name: str, session: str | None = None) -> None:
+    async def _release(self, address: str, fit: str, session: str | None = None) -> None:
         """Release a session, or (None) a fit on a worker.
 
         Its tasks have ended then, unless the worker does not answer, or one of them takes longer than `dboost.worker-timeout`,
@@ -483,15 +504,15 @@ class Reducer(SchedulerPlugin):
         deadline = time.monotonic() + worker_timeout()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             while time.monotonic() < deadline:
-                release = self._scheduler.rpc(address).dboost_release(fit=name, session=session)
+                release = self._scheduler.rpc(address).dboost_release(fit=fit, session=session)
                 reply = await asyncio.wait_for(release, liveness_timeout())
                 if reply is None or not reply.get("running"):
                     return
                 await asyncio.sleep(_PING_INTERVAL)
 
-    async def _discard(self, address: str, name: str, batch: str) -> None:
+    async def _discard(self, address: str, fit: str, batch: str) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._scheduler.rpc(address).dboost_discard(fit=name, batch=batch), liveness_timeout())
+            await asyncio.wait_for(self._scheduler.rpc(address).dboost_discard(fit=fit, batch=batch), liveness_timeout())
 
     async def _remove(self, address: str) -> None:
         """Remove a worker that does not answer; its nanny restarts it."""
@@ -513,51 +534,31 @@ class Reducer(SchedulerPlugin):
         self._background_tasks.add(chore)
         chore.add_done_callback(self._background_tasks.discard)
 
-    def _grow(self, name: str, refs: Sequence[SessionRef], order: bytes) -> dict[str, Any]:
-        """Grow trees. order : packed `GrowOrder` and number of rows of each session."""
-        asked: GrowOrder
-        asked, rows_of = unpack(order)
-        fit, branches = self._called(name, refs)
-        exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
-        grown, timing = fit.rounds.grow_trees(fit.calls, branches, asked, rows_of, exchange)
-        how = {
-            "action": "tree",
-            "fit": name,
-            "workers": len(refs),
-            "owners": 0 if exchange is None else exchange.n_slices,
-            "groups": 0 if exchange is None else exchange.n_groups,
-            "branches": len(branches),
-        }
-        for k, tree in enumerate(grown):  # the first one has the times of all
-            event = {**how, "leaves": tree.n_leaves, **asdict(Timing() if k else timing)}
-            self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
-        return {"trees": pack_round((grown, timing))}
-
-    def _called(self, name: str, refs: Sequence[SessionRef]) -> tuple[Fit, tuple[Branch, ...]]:
+    def _called(self, fit: str, refs: Sequence[SessionRef]) -> tuple[RunningFit, tuple[Branch, ...]]:
         """Return a fit, and the tree of sessions that it calls; open the lines that are missing.
 
         Raises
         ------
         LostWorkers
         """
-        fit = self._fit(name)
-        self._use(fit, refs)
+        running = self._fit(fit)
+        self._use(running, refs)
         branches = tree_of(tuple(refs), fan_in())
-        missing = fit.calls.missing(branch.ref for branch in branches)
+        missing = running.calls.missing(branch.ref for branch in branches)
         if missing:
-            opening = open_lines("the scheduler", name, missing, self._scheduler.connection_args)
-            fit.calls.add(run_on(self._loop, opening))
-        return fit, branches
+            opening = open_lines("the scheduler", fit, missing, self._scheduler.connection_args)
+            running.calls.add(run_on(self._loop, opening))
+        return running, branches
 
-    def _fit(self, name: str) -> Fit:
-        fit = self._fits.get(name)
-        if fit is None:
+    def _fit(self, fit: str) -> RunningFit:
+        running = self._fits.get(fit)
+        if running is None:
             raise FitCancelled
-        return fit
+        return running
 
-    def _use(self, fit: Fit, refs: Sequence[SessionRef]) -> None:
+    def _use(self, running: RunningFit, refs: Sequence[SessionRef]) -> None:
         """Record that a fit calls these sessions; raise LostWorkers if some of their workers have left the cluster."""
-        fit.workers = fit.workers.union(ref.worker for ref in refs)
+        running.workers = running.workers.union(ref.worker for ref in refs)
         self._scheduler.idle_since = None
         absent = [ref for ref in refs if ref.worker not in self._scheduler.workers]
         if absent:
@@ -570,7 +571,7 @@ def _is_read(task: Any) -> bool:
 
 
 @dataclass(eq=False)
-class Fit:
+class RunningFit:
     """State of a running fit in the scheduler."""
 
     client: str
@@ -581,7 +582,7 @@ class Fit:
     lost_readers: deque[tuple[str, int]] = field(default_factory=deque)
     n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins
     rounds: ReducerRounds = field(default_factory=ReducerRounds)
-    client_line: Line | None = None  # on which the client calls `_ask` and `_grow`
+    client_line: Line | None = None  # on which the client makes the calls in `Reducer.LINE_CALLS`
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 
     def end(self) -> None:

@@ -43,7 +43,7 @@ class ReducerRounds:
         self._rounds = TreeRounds()
         #: What all sessions have received with an earlier tree.
         self._known_exchange: SliceExchange | None = None
-        #: Backend that have all rows, but as several shards.
+        #: Sessions that have all rows, but as several shards.
         self._divided: set[SessionRef] = set()
 
     def grow_trees(

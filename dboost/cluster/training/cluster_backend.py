@@ -210,7 +210,7 @@ class ClusterBackend:
         """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_trainers`."""
         is_possible = spec.budget is None and spec.n_parts is None and spec.refit_model is None and not self._has_eval_files
         n_rows, n_features = sum(self.training.lengths.values()), len(spec.binning.features)
-        has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
+        has_worker = self.training.single_worker(self.connection.workers.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
 
     def load_eval_sets(self, chosen: Chosen, sets: Sequence[GivenTable]) -> None:

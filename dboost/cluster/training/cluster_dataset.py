@@ -460,10 +460,9 @@ def _held(client: Client, tasks: ReadTasks, restricted: dict[str, Any]) -> tuple
 
 def _restricted(connection: Connection) -> dict[str, Any]:
     """Return keywords that confine tasks to the usable workers, if some are not."""
-    usable, unusable = connection.usable(recent=True)
-    if not usable:
-        usable = connection.wait_for_usable()
-    return {"workers": usable, "allow_other_workers": False} if unusable or connection.is_confined else {}
+    known = connection.refresh_workers(recent=True)
+    usable = known.usable or connection.wait_for_usable()
+    return {"workers": usable, "allow_other_workers": False} if known.unusable or connection.is_confined else {}
 
 
 def _identity(value: Any) -> Any:

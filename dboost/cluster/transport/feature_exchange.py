@@ -36,7 +36,7 @@ import numpy as np
 
 from dboost.cluster.transport.line import Pieces
 from dboost.cluster.transport.messages import OK, SessionRef, pack_round, unpack
-from dboost.cluster.transport.peer_messages import Execute, Swap
+from dboost.cluster.transport.peer_messages import JointCall
 from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE, SCORE
@@ -128,7 +128,7 @@ def count_groups(n: int, fan_in: int) -> int:
 class FeatureOwner:
     """The part of a session in exchanges of slices. Keeps the histograms of its features between the rounds of a tree.
 
-    Methods whose first parameter is a session are called by `Execute`, which leaves out those of abandoned rounds.
+    Methods whose first parameter is a session are called by `JointCall.execute`, which leaves out those of abandoned rounds.
     """
 
     def __init__(self, ref: SessionRef) -> None:
@@ -136,10 +136,10 @@ class FeatureOwner:
         self._exchange: SliceExchange | None = None
         self._split_finders: dict[int, SplitFinder] = {}  # by output
 
-    def answer_round(self, arguments: bytes | memoryview, execute: Execute, swap: Swap) -> tuple[str, Any]:
+    def answer_round(self, call: JointCall, arguments: bytes | memoryview) -> tuple[str, Any]:
         """Return a status, and the answer of a round: row counts, and the best splits of the features that are owned."""
         message: SliceRound = unpack(arguments)
-        status, answer = execute(self.cut_slices, (message,))
+        status, answer = call.execute(self.cut_slices, (message,))
         if status != OK:
             return status, answer
         exchange, slices, (results, n_rows, seconds) = answer
@@ -147,18 +147,18 @@ class FeatureOwner:
         # Each session sends to the next one of its group first, so that no link receives from all at the same time.
         first, n_wanted = (position, len(group)) if position < len(slices) else (0, 0)
         to_group: dict[SessionRef, Pieces] = {group[k]: [slices[k]] for k in (*range(first, len(slices)), *range(first))}
-        status, answer = swap(0, to_group, n_wanted)
+        status, answer = call.swap(0, to_group, n_wanted)
         if status == OK and answer and exchange.n_groups > 1:
-            status, answer = execute(self.add_slices, ([content for (content,) in answer],))
+            status, answer = call.execute(self.add_slices, ([content for (content,) in answer],))
             if status != OK:
                 return status, answer
             packed_sums, took = answer
             seconds += took
             owner = exchange.owner(position)
-            status, answer = swap(1, {owner: [packed_sums]}, exchange.n_groups if owner == self._ref else 0)
+            status, answer = call.swap(1, {owner: [packed_sums]}, exchange.n_groups if owner == self._ref else 0)
         best: dict[int, PackedSplits] = {}
         if status == OK and answer:
-            status, answer = execute(self.search_slices, (exchange, message, position, [content for (content,) in answer]))
+            status, answer = call.execute(self.search_slices, (exchange, message, position, [content for (content,) in answer]))
             if status == OK:
                 best, took = answer
                 seconds += took

@@ -40,14 +40,20 @@ from dboost.cluster.transport.messages import (
 from dboost.cluster.transport.session_tree import Arguments, Branch, buffers_of, refs_of
 from dboost.config import liveness_timeout
 from dboost.errors import is_out_of_descriptors, out_of_descriptors
-from dboost.session.session import SESSION_METHODS
+from dboost.session.session import SESSION_METHODS, Remote
 
 #: A round whose histograms sessions exchange, see `feature_exchange`. The message is a `SliceRound`.
 EXCHANGE_ROUND = "exchange_round"
-#: A session takes over partitions that others have read, see `cluster.worker.worker_plugin`.
-TAKE_PARTITIONS = "take_partitions"
-#: Numbers of methods and statuses in the headers of messages.
-METHODS = sorted({*SESSION_METHODS, EXCHANGE_ROUND, TAKE_PARTITIONS})
+#: The methods of a session that messages may call, and the calls that it answers together with other sessions
+#: (`DBoostWorkerPlugin._together`).
+CALLS = SESSION_METHODS | {
+    EXCHANGE_ROUND: Remote(is_summed=True),
+    "hand_over": Remote(),
+    "propose_splits": Remote(),
+    "take_partitions": Remote(),
+}
+#: Numbers of calls and statuses in the headers of messages.
+METHODS = sorted(CALLS)
 STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
 #: Receives the answer of a session, which it must copy.
 Decode = Callable[[SessionRef, Message], None]

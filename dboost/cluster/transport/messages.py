@@ -23,8 +23,6 @@ NAME = "dboost"
 READING = "dboost-read-"
 OK, LOST, FAILED, UNKNOWN, STALE = "OK", "lost", "failed", "unknown", "stale"
 CANCELLED, SILENT = "cancelled", "silent"
-#: Calls of the reducer on the client's line, by their number there.
-ON_LINE = ["dboost_ask", "dboost_grow"]
 
 #: What a worker replies to a ping: its version of dboost (None if it cannot run dboost, SILENT without a reply), the reason
 #: why it cannot run dboost (None if dboost is not installed there), and the name of its host and its processors if it can.

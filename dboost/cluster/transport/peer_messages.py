@@ -11,24 +11,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from dboost.cluster.transport.line import Line, Pieces
 from dboost.cluster.transport.messages import FitCancelled, LostWorkers, SessionRef
 from dboost.config import liveness_timeout
 
-#: The kind of these messages on lines. Calls have the numbers of their methods (`rpc.METHODS`).
+#: The kind of these messages on lines. Calls have the numbers of their methods (`line_calls.METHODS`).
 SLICE = 255
 #: Seconds between two checks whether a session that waits for messages must give up.
 _GUARD_CHECK = 0.05
-#: Calls a method of a session (by name), or a function of it. The result is a status, and the answer or an error.
-Execute = Callable[[str | Callable[..., Any], tuple[Any, ...]], tuple[str, Any]]
-#: Sends messages of a stage to other sessions. The result is a status, and so many messages of others or an error.
-Swap = Callable[[int, dict[SessionRef, Pieces], int], tuple[str, Any]]
+
+
+class JointCall(Protocol):
+    """A call that a session answers together with other sessions of its fit."""
+
+    fit: str
+    ref: SessionRef  # the session
+
+    def execute(self, method: str | Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+        """Call a method of the session (by name), or a function of it; return a status, and the answer or an error.
+
+        Only the answer of a method that is called by its name is packed.
+        """
+
+    def swap(self, stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
+        """Send messages of a stage to other sessions; return a status, and as many of theirs as are wanted, or an error."""
 
 
 class Peers:
-    """The lines on which a session sends slices to those of other workers. open_lines : as for `rpc.Relay`."""
+    """The lines on which a session sends slices to those of other workers. open_lines : as for `relay.Relay`."""
 
     def __init__(self, open_lines: Callable[[Sequence[SessionRef]], Mapping[SessionRef, Line | BaseException]]) -> None:
         self._open_lines = open_lines

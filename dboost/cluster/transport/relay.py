@@ -24,7 +24,7 @@ import numpy as np
 
 from dboost.cluster.transport.feature_exchange import PackedSplits
 from dboost.cluster.transport.line import Line, Message
-from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, METHODS, LineCalls
+from dboost.cluster.transport.line_calls import CALLS, METHODS, LineCalls
 from dboost.cluster.transport.messages import (
     FAILED,
     LOST,
@@ -40,7 +40,6 @@ from dboost.cluster.transport.messages import (
 )
 from dboost.cluster.transport.round_sums import RoundSums
 from dboost.cluster.transport.session_tree import Branch, answers_of, follows, for_all, for_each, tree_of
-from dboost.session.session import Session
 
 #: Calls a method of the own session; returns status, and answer or error.
 Execute = Callable[[], tuple[str, Any]]
@@ -91,7 +90,7 @@ class Relay:
                 self._fail(message, WorkerFailed(self._here.worker, answer))
             if status != OK:
                 return status, unpack(answer) if status == LOST else (self._here.worker, answer)
-            if METHODS[message.kind] in (Session.round_histograms.__name__, EXCHANGE_ROUND):
+            if CALLS[METHODS[message.kind]].is_summed:
                 return OK, self._summed(message, answer)
             answers = {self._here: answer}
 

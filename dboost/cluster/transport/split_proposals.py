@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from dboost.cluster.transport.line import pieces_of, unpacked
 from dboost.cluster.transport.messages import OK, SessionRef, pack, unpack
-from dboost.cluster.transport.peer_messages import Execute, Swap
+from dboost.cluster.transport.peer_messages import JointCall
 from dboost.config import fan_in, owner_bytes
 from dboost.session.session import Session
 from dboost.tuning import tuning
@@ -42,25 +42,20 @@ def choose_owners(refs: Sequence[SessionRef], n_rows: int, n_columns: int, max_b
     return ProposalOrder(tuple(refs[:n]), tuple(n_columns * k // n for k in range(n + 1)), len(refs), max_bins)
 
 
-def answer_proposal(
-    ref: SessionRef,
-    arguments: bytes | memoryview,
-    execute: Execute,
-    swap: Swap,
-) -> tuple[str, Any]:
-    """Answer the call of a session: with a status, and the packed candidates of the columns that it owns, or an error."""
+def propose_splits(call: JointCall, arguments: bytes | memoryview) -> tuple[str, Any]:
+    """Return, on a worker, a status, and the packed candidates of the columns that a session owns, or an error."""
     draw, order = unpack(arguments)
-    position = order.owners.index(ref) if ref in order.owners else None
-    status, answer = execute(Session.draw_sample.__name__, (*draw, order.bounds, position))
+    position = order.owners.index(call.ref) if call.ref in order.owners else None
+    status, answer = call.execute(Session.draw_sample, (*draw, order.bounds, position))
     if status != OK:
         return status, answer
     ranges, kept = answer
     # Each session begins with another owner, so that no link receives from all at the same time.
     n, first = len(order.owners), 0 if position is None else position + 1
     to_owners = {order.owners[k % n]: pieces_of(ranges[k % n]) for k in range(first, first + n) if k % n != position}
-    status, answer = swap(0, to_owners, 0 if position is None else order.n_sessions - 1)
+    status, answer = call.swap(0, to_owners, 0 if position is None else order.n_sessions - 1)
     if status != OK:
         return status, answer
     if position is None:
         return OK, pack([])
-    return execute(Session.propose.__name__, (kept, [*map(unpacked, answer)], order.max_bins))
+    return call.execute(Session.propose.__name__, (kept, [*map(unpacked, answer)], order.max_bins))

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dboost.cluster.transport.line import pieces_of, unpacked
 from dboost.cluster.transport.messages import OK, SessionRef, pack_round, unpack
-from dboost.cluster.transport.peer_messages import Execute, Swap
+from dboost.cluster.transport.peer_messages import JointCall
 from dboost.kernels.threads import usable_processors
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.memory import Budget
@@ -228,23 +228,18 @@ def hand_overs(
     return orders
 
 
-def answer_hand_over(
-    ref: SessionRef,
-    arguments: bytes | memoryview,
-    execute: Execute,
-    swap: Swap,
-) -> tuple[str, Any]:
-    """Answer the call of a session, when its rows have been sent, or those of the others have arrived."""
+def hand_over(call: JointCall, arguments: bytes | memoryview) -> tuple[str, Any]:
+    """Send the rows of a session to its trainer, or receive those of the others; return, on a worker, a status, or an error."""
     batch, spec, order = unpack(arguments)
-    is_trainer = order.trainer == ref
+    is_trainer = order.trainer == call.ref
     n_threads = order.n_threads if is_trainer else None
-    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_messages, n_threads, order.n_rows))
+    status, parts = call.execute(Session.rows_to_hand_over, (batch, spec, order.n_messages, n_threads, order.n_rows))
     if status != OK:
         return status, parts
     for k, n_senders in enumerate(order.n_senders if is_trainer else [0] * len(parts)):
-        status, received = swap(k, {} if is_trainer else {order.trainer: pieces_of(parts[k])}, n_senders)
+        status, received = call.swap(k, {} if is_trainer else {order.trainer: pieces_of(parts[k])}, n_senders)
         if status == OK and is_trainer:
-            status, received = execute(Session.receive.__name__, (batch, [*map(unpacked, received)]))
+            status, received = call.execute(Session.receive.__name__, (batch, [*map(unpacked, received)]))
         if status != OK:
             return status, received
     return OK, pack_round(None)

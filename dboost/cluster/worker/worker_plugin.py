@@ -7,11 +7,6 @@ Dask's executor, which are for tasks.
 Each session has a unique name. Every call contains the name of its session; the plugin replies `UNKNOWN` if it has another one.
 So a worker that was restarted, or whose session the client regards as lost (e.g. after a broken connection), is never mistaken
 for the one that had the rows.
-
-**Moves of partitions** between workers, after reading and before they become shards (see `cluster.partitions.rebalance`): the
-receiving worker fetches a partition over Dask's connections and stores it as if it had read it: plain columns with their own
-categories, target, weight and offset; in several slices if a memory limit divided it. The sender drops moved partitions when it
-receives the final list of its partitions (`Session.scan_partitions`).
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +32,7 @@ from dboost.cluster.monitoring.prometheus_metrics import WorkMeter, publish
 from dboost.cluster.transport.event_loop import run_on
 from dboost.cluster.transport.feature_exchange import FeatureOwner
 from dboost.cluster.transport.line import Line, Message, Pieces, accept_line, packed
-from dboost.cluster.transport.line_calls import EXCHANGE_ROUND, METHODS, STATUSES, TAKE_PARTITIONS, open_lines
+from dboost.cluster.transport.line_calls import CALLS, EXCHANGE_ROUND, METHODS, STATUSES, open_lines
 from dboost.cluster.transport.messages import (
     FAILED,
     LOST,
@@ -55,11 +50,11 @@ from dboost.cluster.transport.messages import (
     pack_round,
     unpack,
 )
-from dboost.cluster.transport.peer_messages import SLICE, Execute, Inbox, Peers
+from dboost.cluster.transport.peer_messages import SLICE, Inbox, JointCall, Peers
 from dboost.cluster.transport.relay import Relay
-from dboost.cluster.transport.split_proposals import answer_proposal
-from dboost.cluster.worker.host_trainers import answer_hand_over
-from dboost.config import liveness_timeout
+from dboost.cluster.transport.split_proposals import propose_splits
+from dboost.cluster.worker.host_trainers import hand_over
+from dboost.cluster.worker.partition_mover import PartitionMover
 from dboost.data import Chunk
 from dboost.files.spool import remove_stale, temporary_root
 from dboost.kernels.threads import usable_processors
@@ -67,129 +62,11 @@ from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.partition_batch import MissingPartitions
 from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.tree_growth import RoundHistograms
-from dboost.tuning import adopt, tuning
+from dboost.tuning import tuning
 from dboost.version import __version__
-
-
-class PartitionMover:
-    """Sends and fetches partitions on one worker.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    plugin : DBoostWorkerPlugin
-    pool : Executor
-        Threads for packing.
-    """
-
-    def __init__(self, worker: Worker, plugin: Any, pool: Executor) -> None:
-        self._worker, self._plugin, self._pool = worker, plugin, pool
-        self._loop = asyncio.get_running_loop()
-        #: Backend of other workers that could not be reached, or no longer had a partition.
-        self._gone: set[SessionRef] = set()
-        worker.handlers["dboost_give"] = self.give
-
-    async def give(self, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
-        """Return a slice of a partition that this worker has read."""
-        owner = SessionRef(self._worker.address, session)
-
-        def packed_slice() -> dict[str, Any]:
-            answer = self._slice(owner, fit, batch, partition, number)
-            return {"status": UNKNOWN} if answer is None else {"status": OK, "content": pack(answer[0]), "more": answer[1]}
-
-        return await self._loop.run_in_executor(self._pool, packed_slice)
-
-    def take(self, fit: str, arguments: bytes | memoryview, execute: Execute) -> tuple[str, Any]:
-        """Fetch partitions one after the other for a session; return the status, and the packed answer or error.
-
-        arguments : packed batch, (partition, old owner) pairs, and plan as packed for the read tasks.
-        """
-        batch, moves, plan = unpack(arguments)
-        try:
-            for partition, giver in moves:
-                for number, chunk in enumerate(self._slices(giver, fit, batch, partition)):
-                    status, answer = execute(_take_slice, (batch, partition, plan, chunk, number))
-                    if status != OK:  # such as for a partition that does not match those that are here
-                        return status, answer
-        except LostWorkers as lost:
-            return LOST, pack_round(lost.sessions)
-        return OK, pack_round(None)
-
-    def slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
-        """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
-        try:
-            return list(self._slices(owner, fit, batch, partition))
-        except LostWorkers:
-            return None
-
-    def _slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> Iterator[Chunk]:
-        """Yield the slices of a partition that a session of any worker has read.
-
-        Raises
-        ------
-        LostWorkers
-            When it is gone.
-        """
-        get = self._slice if owner.worker == self._worker.address else self._fetched
-        for number in count():
-            answer = get(owner, fit, batch, partition, number)
-            if answer is None:
-                raise LostWorkers([owner])
-            chunk, more = answer
-            yield chunk
-            if not more:
-                return
-
-    def _slice(self, owner: SessionRef, fit: str, batch: str, partition: int, number: int) -> tuple[Chunk, bool] | None:
-        """Return a slice that a session of this worker has read, and whether there are more; None if it is gone."""
-        session = self._plugin.known(fit, owner.session)
-        try:
-            return None if session is None else session.loading.batch(batch).give(partition, number)
-        except MissingPartitions:
-            return None
-
-    def _fetched(self, owner: SessionRef, fit: str, batch: str, partition: int, number: int) -> tuple[Chunk, bool] | None:
-        """Return what `_slice` does, of a session of another worker."""
-        reply = None
-        if owner not in self._gone:
-            with suppress(TimeoutError, OSError):
-                reply = run_on(self._loop, self._fetch(owner, fit, batch, partition, number))
-        if reply is None or reply["status"] != OK:
-            self._gone.add(owner)
-            return None
-        return unpack(reply["content"]), reply["more"]
-
-    async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
-        """Return the sender's reply. While there is none, ping the sender: it may hang although its connection is open."""
-        rpc = self._worker.rpc(giver.worker)
-        reply = rpc.dboost_give(fit=fit, session=giver.session, batch=batch, partition=partition, number=number)
-        call = asyncio.ensure_future(reply)
-        try:
-            while not (await asyncio.wait({call}, timeout=liveness_timeout()))[0]:
-                await asyncio.wait_for(rpc.dboost_ping(), liveness_timeout())
-            return call.result()
-        finally:
-            call.cancel()
-
-
-def _take_slice(session: Session, batch: str, partition: int, plan: bytes, chunk: Chunk, number: int) -> None:
-    how, budget, whole, sizes = unpack(plan)
-    adopt(sizes)
-    session.loading.open(batch, how, budget, whole, session.n_threads).add_slice(partition, chunk, number)
-
 
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
 _TEARDOWN_TIMEOUT = 3.0
-#: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
-_OF_ROUNDS = frozenset({EXCHANGE_ROUND, Session.round_histograms.__name__})
-#: Other calls of every iteration whose results contain none.
-_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_whole_trees))
-#: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
-_NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
-#: Calls that free the memory of feature values.
-_FREES_MEMORY = frozenset(
-    method.__name__ for method in (Session.scan_partitions, Session.build, Session.add_held_out, Session.keep_only)
-)
 #: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
 _MEMORY_FRACTION = 0.6
 #: Fraction of a worker's memory limit that a fit may use in any case.
@@ -216,9 +93,16 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lines: dict[Line, tuple[str, str]] = {}
         #: Lines on which sessions send slices of histograms, by fit and session.
         self._peers: dict[tuple[str, str], Peers] = {}
-        #: Backend that search features of exchanged histograms, by fit and session.
+        #: Sessions that search features of exchanged histograms, by fit and session.
         self._owners: dict[tuple[str, str], FeatureOwner] = {}
         self.mover = PartitionMover(worker, self, self._pool)
+        #: The calls that a session answers together with others.
+        self._together: dict[str, Callable[[JointCall, bytes | memoryview], tuple[str, Any]]] = {
+            EXCHANGE_ROUND: self._exchange_round,
+            "hand_over": hand_over,
+            "propose_splits": propose_splits,
+            "take_partitions": self.mover.take_partitions,
+        }
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
         worker.handlers.update(
@@ -283,33 +167,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
         known_session = self._sessions.get(fit)
         return None if known_session is None or session not in (None, known_session.id) else known_session
 
-    def _swap(
-        self,
-        fit: str,
-        ref: SessionRef,
-        number: int,
-        stage: int,
-        slices: dict[SessionRef, Pieces],
-        n_wanted: int,
-        relay: Relay,
-    ) -> tuple[str, Any]:
-        """Send slices to other sessions; return the status and as many received ones as are wanted, or the error."""
-        if stage == 0:
-            self._inbox.begin(fit, number)
-        try:
-            self._send_slices(fit, ref, number, stage, slices)
-            if not n_wanted:
-                return OK, []
-            return OK, self._inbox.all_of(fit, number, stage, n_wanted, partial(relay.check_others, number))
-        except FitCancelled:
-            return STALE, b""
-        except LostWorkers as lost:
-            return LOST, pack_round(lost.sessions)
-        except WorkerFailed:
-            raise  # of a session below the relay
-        except Exception as error:  # any error is raised in the client
-            return FAILED, pack_error(error)
-
     def _send_slices(self, fit: str, ref: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces]) -> None:
         """Send slices to other sessions.
 
@@ -345,12 +202,12 @@ class DBoostWorkerPlugin(WorkerPlugin):
         def use(line: Line) -> None:
             self._lines[line] = fit, session
             relay = Relay(line, SessionRef(self._worker.address, session), partial(self._open_lines, fit))
-            threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
+            threading.Thread(target=self._serve_line, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
 
         await accept_line(comm, use)
         return Status.dont_reply
 
-    def _serve(self, line: Line, relay: Relay, fit: str, session: str) -> None:
+    def _serve_line(self, line: Line, relay: Relay, fit: str, session: str) -> None:
         """Answer the calls on a line until either end closes it."""
         try:
             while True:
@@ -369,12 +226,18 @@ class DBoostWorkerPlugin(WorkerPlugin):
             relay.close()
 
     def answer(self, relay: Relay, fit: str, session: str, message: Message) -> tuple[int, bytes, list[memoryview]]:
-        """Return number of the status, content and buffers of the answer to a call on a line."""
+        """Answer a call on a line: together with other sessions (`_together`), or by the method of the session of that name.
+
+        Return number of the status, content and buffers.
+        """
         method = METHODS[message.kind]
-        execute = partial(self._answer, fit, session, message.number, method, message.content, relay)
+        call = SessionCall(self, fit, SessionRef(self._worker.address, session), message.number, relay)
+        together = self._together.get(method)
+        execute = partial(call.execute, method) if together is None else partial(together, call)
+        execute = partial(execute, message.content)
         is_relayed = bool(message.buffers)
         status, answer = relay.call(message, execute) if is_relayed else execute()
-        is_packed = not is_relayed and (status != OK or method not in _OF_ROUNDS)
+        is_packed = not is_relayed and (status != OK or not CALLS[method].is_summed)
         return STATUSES.index(status), *((answer, []) if is_packed else packed(answer))
 
     def _open_lines(self, fit: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
@@ -382,29 +245,13 @@ class DBoostWorkerPlugin(WorkerPlugin):
         worker = self._worker
         return run_on(self._loop, open_lines(f"worker {worker.address}", fit, refs, worker.connection_args))
 
-    def _answer(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay
-    ) -> tuple[str, Any]:
-        """Answer a call: by a method of the session, or together with other sessions; see `_execute`."""
-        ref = SessionRef(self._worker.address, session)
-        execute = partial(self._execute, fit, session, number)
-
-        def swap(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
-            return self._swap(fit, ref, number, stage, messages, n_wanted, relay)
-
-        if method == TAKE_PARTITIONS:
-            return self.mover.take(fit, arguments, execute)
-        if method == EXCHANGE_ROUND:
-            with self._lock:
-                if self.known(fit, session) is None:
-                    return UNKNOWN, b""
-                owner = self._owners.setdefault((fit, session), FeatureOwner(ref))
-            return owner.answer_round(arguments, execute, swap)
-        if method == Session.draw_sample.__name__:
-            return answer_proposal(ref, arguments, execute, swap)
-        if method == Session.hand_over.__name__:
-            return answer_hand_over(ref, arguments, execute, swap)
-        return execute(method, arguments)
+    def _exchange_round(self, call: JointCall, arguments: bytes | memoryview) -> tuple[str, Any]:
+        """Answer a round whose histograms sessions exchange."""
+        with self._lock:
+            if self.known(call.fit, call.ref.session) is None:
+                return UNKNOWN, b""
+            owner = self._owners.setdefault((call.fit, call.ref.session), FeatureOwner(call.ref))
+        return owner.answer_round(call, arguments)
 
     def _execute(
         self,
@@ -416,7 +263,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
     ) -> tuple[str, Any]:
         """Call a method of a session, or a function with the session; return the status, and the packed answer or error.
 
-        Answers of functions and of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
+        Answers of functions, and those that are added up, are not packed. arguments : packed, or a tuple.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -436,10 +283,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     name, answer = method.__name__, method(worker_session, *unpacked)
                 else:
                     name, answer = method, _method_of(worker_session, method)(*unpacked)
-                if method in _FREES_MEMORY:
-                    trim_memory()
-                if not callable(method) and method not in _NOT_PACKED:
-                    answer = pack_round(answer) if method in _OF_ITERATIONS else pack(answer)
+                    remote = SESSION_METHODS[method]
+                    if remote.frees_memory:
+                        trim_memory()
+                    if not remote.is_summed:
+                        answer = pack(answer) if remote.has_objects else pack_round(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
                         n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
@@ -502,6 +350,39 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if worker_session is not None:
             self._pool.submit(_discard, worker_session, batch)
         return {"status": OK}
+
+
+@dataclass(eq=False)
+class SessionCall:
+    """A call that has arrived on a line; implements `JointCall`."""
+
+    plugin: DBoostWorkerPlugin
+    fit: str
+    ref: SessionRef
+    number: int
+    relay: Relay
+
+    def execute(self, method: str | Callable[..., Any], arguments: bytes | memoryview | tuple[Any, ...]) -> tuple[str, Any]:
+        return self.plugin._execute(self.fit, self.ref.session, self.number, method, arguments)
+
+    def swap(self, stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
+        plugin, inbox = self.plugin, self.plugin._inbox
+        if stage == 0:
+            inbox.begin(self.fit, self.number)
+        try:
+            plugin._send_slices(self.fit, self.ref, self.number, stage, messages)
+            if not n_wanted:
+                return OK, []
+            check = partial(self.relay.check_others, self.number)
+            return OK, inbox.all_of(self.fit, self.number, stage, n_wanted, check)
+        except FitCancelled:
+            return STALE, b""
+        except LostWorkers as lost:
+            return LOST, pack_round(lost.sessions)
+        except WorkerFailed:
+            raise  # of a session below the relay
+        except Exception as error:  # any error is raised in the client
+            return FAILED, pack_error(error)
 
 
 def _spare(worker: Worker) -> Budget | None:
