@@ -32,6 +32,7 @@ from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt
 from dboost.cluster.scheduler import fit_calls, reducer
+from dboost.cluster.scheduler.fit_calls import FitGuard
 from dboost.cluster.training.cluster_fit import fit_on_cluster, n_partitions_of
 from dboost.cluster.transport import relay as relays
 from dboost.cluster.transport.feature_exchange import FeatureOwner, SliceRound, count_groups
@@ -441,17 +442,14 @@ class SimulatedCalls:
 class SimulatedFitCalls(SimulatedCalls):
     """Takes the place of `FitCalls`."""
 
-    def __init__(self, simulated: Simulated, numbers: itertools.count[int]) -> None:
+    def __init__(self, simulated: Simulated, guard: FitGuard, numbers: itertools.count[int]) -> None:
         super().__init__(simulated, "scheduler")
-        self._numbers = numbers
+        self.guard, self._numbers = guard, numbers
 
     def begin(self, method: str, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> Callable[[Decode], None]:
         number = next(self._numbers)
         self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
-
-    def wake(self) -> None:
-        """Do nothing: nothing is lost."""
 
 
 class _Client(Client):
@@ -541,7 +539,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         patch.object(Connection, "open_line", lambda self: None),
         patch.object(Connection, "_call_on_line", call_on_line),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
-        patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
+        patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, guard, numbers)),
         patch.object(relays, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
         patch.object(reducer, "run_on", run_on),
         patch.object(fit_calls, "run_on", run_on),

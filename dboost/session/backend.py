@@ -44,6 +44,10 @@ class Backend(Protocol):
     # The table.
 
     @property
+    def is_one_process(self) -> bool:
+        """Whether all rows are in this process, so that metrics of their raw values can be computed."""
+
+    @property
     def named(self) -> bool:
         """Whether the data have column names."""
 
@@ -83,9 +87,6 @@ class Backend(Protocol):
     @property
     def most_rows(self) -> int:
         """Number of rows of positive weight in the session with the most rows."""
-
-    def refuse_values(self, name: str) -> None:
-        """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
 
     # Training.
 

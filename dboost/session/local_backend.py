@@ -50,6 +50,7 @@ class LocalBackend:
         Whether other fits use the table, too; then the caller closes it, and its roles are in memory.
     """
 
+    is_one_process = True
     unit_weights: bool
     named: bool
     roles: tuple[str, ...]
@@ -98,9 +99,6 @@ class LocalBackend:
     def most_rows(self) -> int:
         return self.n_rows
 
-    def refuse_values(self, name: str) -> None:
-        """Accept every metric: all rows are in this process."""
-
     # Training.
 
     @property
@@ -144,7 +142,7 @@ class LocalBackend:
         return map(self.trees.add, self._grow_in_rounds(tasks) if trees is None else trees)
 
     def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        spec, (n_leaves, trees_per_pass) = self.spec.shard_spec, self.session.pass_width
+        spec, (n_leaves, trees_per_pass) = self.spec.shard_spec, self.session.pass_width(BATCH)
         for first in range(0, len(tasks), trees_per_pass):
             tasks_together = tuple(tasks[first : first + trees_per_pass])
             order = GrowOrder(tasks_together, spec.tree_layout, spec.is_identity_bin_map, self.n_rows, n_leaves)

@@ -48,6 +48,7 @@ from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard_spec import MOST_OPENED, NARROW_BINS, ShardSpec, plan_layout
+from dboost.trees.rounds_in_memory import BYTES_PER_ROW
 from dboost.tuning import tuning
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -348,6 +349,16 @@ def tree_bytes(spec: ShardSpec, width: int, n_threads: int) -> int:
 def most_trees_per_pass(spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
     """Return how many trees of an iteration may grow in the same passes, with `n_bytes` of memory for histograms."""
     return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.trees_per_iteration, tuning().trees_per_pass)
+
+
+def trees_in_rounds(spec: ShardSpec, budget: Budget | None, n_rows: int, max_leaves: int) -> int:
+    """Return how many trees of an iteration may share rounds.
+
+    Each needs records of the rows in a session (`n_rows`, 0 for rows in files), and histograms in the reducer.
+    """
+    histograms = 2 * max_leaves * 16 * int(spec.tree_layout.offset[-1])
+    limit = tuning().tree_bytes if budget is None else budget.limit // 16
+    return max(limit // max(n_rows * BYTES_PER_ROW, histograms), 1)
 
 
 def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:

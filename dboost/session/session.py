@@ -114,8 +114,6 @@ class Session:
         The training rows, of each batch that is built.
     bites : Bites or None
         All rows, of which some are trained on; None without arcbites.
-    pass_width : PassWidth
-        What a round may do, if it is a pass over files.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class Session:
         self._spec: BuildSpec | None = None
         self.trained: list[TrainingRows] = []
         self.bites: Bites | None = None
-        self.pass_width = PassWidth(1, 1)
+        self._pass_widths: dict[str, PassWidth] = {}  # by batch, of rows in files
         self._closed_bytes_read = 0  # by training rows that are closed
         self._reported_bytes = 0
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
@@ -335,7 +333,7 @@ class Session:
         elif limit is not None:
             for earlier in self.trained:
                 earlier.store.unload()
-            streamed, self.pass_width = streamed_rows(
+            streamed, self._pass_widths[batch] = streamed_rows(
                 rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self.trained
             )
             self.trained += [] if streamed is None else [streamed]
@@ -368,7 +366,11 @@ class Session:
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard_spec, self.n_threads)
-        return RowPlaces(in_files, most, self.pass_width.trees_per_pass)
+        return RowPlaces(in_files, most, self.pass_width(batch).trees_per_pass)
+
+    def pass_width(self, batch: str) -> PassWidth:
+        """Return what a round over the rows of a batch may do: one leaf and one tree of rows in memory."""
+        return self._pass_widths.get(batch, PassWidth(1, 1))
 
     @remote(frees_memory=True)
     def keep_only(self, batch: str, partition_ids: Sequence[int]) -> None:

@@ -226,9 +226,10 @@ def hold_out(request: FitRequest, target: Target, backend: Backend, model_so_far
     counts = [n_rows] if n_classes is None else reduce(np.add, backend.ask(class_counts, n_classes)).tolist()
     if request.make_validation_plan is not None:
         validation = request.make_validation_plan(counts, target, model_so_far)
-        for metric in validation.metrics:
-            if metric.wants_block:
-                backend.refuse_values(metric.name)
+        if not backend.is_one_process and any(metric.wants_block for metric in validation.metrics):
+            raise ParameterError(
+                "scoring with a scorer needs all rows in one process; on a cluster use scoring='loss', or eval_metric"
+            )
     holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
     test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
     has_groups = "group" in backend.roles

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.cluster.training import cluster_backend
+from dboost.trees.rounds_in_memory import BYTES_PER_ROW
 from tests.helpers.clusters import a_table, last_events, lines_cluster
 from tests.helpers.tune import Tune
 
@@ -54,7 +54,7 @@ def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client
     assert found == in_process(**options) and all(rounds)
     # Groups have similar numbers of trees: 5 trees of at most 4 at a time are 3 and 2.
     n_rows = (FRAME["w"] > 0).sum() / 3  # of each worker, about
-    tune(tree_bytes=int(4.5 * cluster_backend.BYTES_PER_ROW * n_rows))
+    tune(tree_bytes=int(4.5 * BYTES_PER_ROW * n_rows))
     options |= {"max_iter": 1, "max_bins": 8}
     found, rounds = on_cluster(client, **options)
     assert found == in_process(**options)

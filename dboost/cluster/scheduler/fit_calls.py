@@ -1,7 +1,7 @@
 """The calls of a fit in the scheduler, and when one of them ends early.
 
 If nothing arrives on the lines for the liveness timeout, the workers that have not answered, and those below them, are pinged
-by Dask's messages, and removed if they do not answer (`LivenessCheck`). `FitCalls.wake` interrupts the waiting when Dask
+by Dask's messages, and removed if they do not answer (`LivenessCheck`). `FitGuard.wake` interrupts the waiting when Dask
 reports a lost worker or the fit is cancelled.
 """
 
@@ -23,32 +23,6 @@ from dboost.cluster.transport.session_tree import Arguments, Branch
 #: Given the sessions that have not answered for the liveness timeout, remove workers that do not answer pings; return the lost
 #: sessions.
 LivenessCheck = Callable[[Sequence[SessionRef]], Coroutine[Any, Any, list[SessionRef]]]
-
-
-class Waker:
-    """Interrupts a thread that waits for lines."""
-
-    def __init__(self) -> None:
-        self._receiver, self._sender = socket.socketpair()
-        self._receiver.setblocking(False)
-        self._sender.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._receiver.fileno()
-
-    def wake(self) -> None:
-        """Interrupt the waiting; called by any thread."""
-        with contextlib.suppress(OSError):  # full, so the thread wakes up anyway; or closed
-            self._sender.send(b"\0")
-
-    def clear(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._receiver.recv(4096):
-                pass
-
-    def close(self) -> None:
-        self._receiver.close()
-        self._sender.close()
 
 
 class FitGuard:
@@ -73,13 +47,26 @@ class FitGuard:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._is_present, self._is_cancelled, self._check, self._loop = is_present, is_cancelled, check, loop
-        self.waker = Waker()
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        return self.waker.fileno()
+        return self._receiver.fileno()
+
+    def wake(self) -> None:
+        """Interrupt a call, because a worker was lost or the fit was cancelled; called by any thread."""
+        with contextlib.suppress(OSError):  # full, so the thread wakes up anyway; or closed
+            self._sender.send(b"\0")
 
     def clear(self) -> None:
-        self.waker.clear()
+        with contextlib.suppress(OSError):
+            while self._receiver.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
 
     def check(self, refs: Sequence[SessionRef]) -> None:
         if self._is_cancelled():
@@ -100,7 +87,7 @@ class FitCalls(LineCalls):
 
     def __init__(self, guard: FitGuard, numbers: itertools.count[int]) -> None:
         super().__init__(guard)
-        self._waker, self._numbers = guard.waker, numbers
+        self.guard, self._numbers = guard, numbers
 
     def begin(self, method: str, arguments: Mapping[Branch, Arguments], *, follows: bool = False) -> Callable[[Decode], None]:
         """Call a method of the sessions of each branch; return the function that waits for the answers.
@@ -117,10 +104,6 @@ class FitCalls(LineCalls):
         self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
 
-    def wake(self) -> None:
-        """Interrupt a call, because a worker was lost or the fit was cancelled; called by any thread."""
-        self._waker.wake()
-
     def close(self) -> None:
         super().close()
-        self._waker.close()
+        self.guard.close()

@@ -311,7 +311,7 @@ class Reducer(SchedulerPlugin):
             if worker in running.workers:
                 self._scheduler.log_event(NAME, {"action": "lost", "fit": fit, "worker": worker})
                 running.workers = running.workers - {worker}
-                running.calls.wake()
+                running.calls.guard.wake()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for fit, running in list(self._fits.items()):
@@ -587,7 +587,7 @@ class RunningFit:
 
     def end(self) -> None:
         """Cancel a running call, and release lines and thread after it."""
-        self.calls.wake()
+        self.calls.guard.wake()
         if self.client_line is not None:
             self.client_line.shut_down()
         self.thread.submit(self.calls.close)

@@ -42,14 +42,13 @@ from dboost.schema import Feature
 from dboost.session.backend import log_rows_in_files
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
 from dboost.session.fit_records import Advance, BuildSpec, Chosen, ReplayState, SelectedRows
+from dboost.session.memory import trees_in_rounds
 from dboost.session.session import Session
 from dboost.session.table_rows import TableRows
 from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import GrownTree, TreesSoFar
-from dboost.trees.rounds_in_memory import BYTES_PER_ROW
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import TreeTask
-from dboost.tuning import tuning
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
@@ -79,6 +78,7 @@ class ClusterBackend:
         The training data; once they are loaded.
     """
 
+    is_one_process = False
     training: PartitionedTable
     unit_weights: bool
     spec: BuildSpec
@@ -160,11 +160,6 @@ class ClusterBackend:
     def most_rows(self) -> int:
         return max(self.training.rows_of_sessions().values())
 
-    def refuse_values(self, name: str) -> None:
-        raise ParameterError(
-            "scoring with a scorer needs all rows in one process; on a cluster use scoring='loss', or eval_metric"
-        )
-
     # Training.
 
     @property
@@ -176,14 +171,15 @@ class ClusterBackend:
         training = self.training
         self.spec = spec = replace(spec, id_ranges=training.id_ranges)
         self.trees = trees
-        session_spec = replace(spec, n_growing=None)
+        # A round that is a pass over files opens as many leaves as the tree may have.
+        session_spec = replace(spec, n_growing=None, leaves_per_pass=spec.shard_spec.max_leaves)
         self._hold_out(chosen, session_spec)
         training.n_outputs = spec.shard_spec.trees_per_iteration
         if self._is_handed_over(spec):
             training.host_spec = spec
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            return replace(session_spec, leaves_per_pass=spec.shard_spec.max_leaves), self.past()
+            return session_spec, self.past()
 
         places = training.build(Session.build, arguments)
         if spec.may_stream:
@@ -321,16 +317,13 @@ class ClusterBackend:
     def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
         """Return how many trees may grow at the same time.
 
-        Each needs records of the rows in the sessions, and histograms in the scheduler's process. Trees with bins of their own
-        grow alone, because a shard has one set of bins. Trees over files need no records, but histograms in the sessions.
+        Trees with bins of their own grow alone, because a shard has one set of bins. Trees over files need histograms in the
+        sessions, too.
         """
         if any(task.bin_merge is not None for task in tasks):
             return 1
-        row_bytes = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
-        histogram_bytes = 16 * int(self.spec.shard_spec.tree_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
-        budget = self.spec.budget
-        tree_bytes = tuning().tree_bytes if budget is None else budget.limit // 16
-        most = max(tree_bytes // max(row_bytes, histogram_bytes), 1)
+        n_rows = 0 if self.streams else self.most_rows
+        most = trees_in_rounds(self.spec.shard_spec, self.spec.budget, n_rows, tasks[0].policy.max_leaves)
         if self.streams:
             most = min(most, self.trees_per_pass)
         n_groups = -(-len(tasks) // most)
