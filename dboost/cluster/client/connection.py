@@ -285,7 +285,7 @@ class Connection:
         self._ask(list(takers), "take_partitions", list(takers.values()))
         return sessions
 
-    def grow_trees(
+    def grow(
         self, refs: Sequence[SessionRef], order: GrowOrder, rows_of: Mapping[SessionRef, int]
     ) -> tuple[list[GrownTree], Timing]:
         """Grow trees. rows_of : number of rows of each session. Raises like `ask`."""

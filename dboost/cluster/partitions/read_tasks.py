@@ -27,7 +27,7 @@ from dboost._lazy_import import is_a, pa
 from dboost.cluster.client.client_loss import lost_client
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.transport.messages import READING, SessionRef, pack, unpack
-from dboost.cluster.worker.worker_plugin import here
+from dboost.cluster.worker.worker_plugin import task_session
 from dboost.config import liveness_timeout, without_graph_warning, worker_timeout
 from dboost.data.columns.chunk import is_masked
 from dboost.data.columns.read_plan import ReadPlan
@@ -629,7 +629,7 @@ def _read_part(
 ) -> Receipt:
     """Run a read task. session : arguments of `here`."""
     try:
-        worker_session, ref = here(*session)
+        worker_session, ref = task_session(*session)
     except OSError as error:
         if is_out_of_descriptors(error):
             raise out_of_descriptors(f"worker {get_worker().address}", f"read partition {i}") from error
@@ -643,7 +643,7 @@ def _read_part(
 
 def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan: bytes, parts: bytes) -> list[Receipt]:
     """Run a task that reads consecutive partitions. first : number of the first one; parts : a pickled `Parts` of these."""
-    worker_session, ref = here(*session)
+    worker_session, ref = task_session(*session)
     how, budget, whole, sizes = unpack(plan)
     adopt(sizes)
     partitions, source = worker_session.loading.open(batch, how, budget, whole, worker_session.n_threads), unpack(parts)

@@ -224,7 +224,7 @@ class Reducer(SchedulerPlugin):
         asked, rows_of = unpack(order)
         running, branches = self._called(fit, refs)
         exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
-        grown, timing = running.rounds.grow_trees(running.calls, branches, asked, rows_of, exchange)
+        grown, timing = running.rounds.grow(running.calls, branches, asked, rows_of, exchange)
         how = {
             "action": "tree",
             "fit": fit,

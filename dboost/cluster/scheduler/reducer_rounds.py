@@ -46,7 +46,7 @@ class ReducerRounds:
         #: Sessions that have all rows, but as several shards.
         self._divided: set[SessionRef] = set()
 
-    def grow_trees(
+    def grow(
         self,
         calls: FitCalls,
         branches: Sequence[Branch],

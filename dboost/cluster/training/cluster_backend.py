@@ -308,7 +308,7 @@ class ClusterBackend:
         order = GrowOrder(tasks, spec.tree_layout, spec.is_identity_bin_map, self.n_rows, *how)
 
         def ask() -> tuple[list[GrownTree], Timing]:
-            return self.connection.grow_trees(self.training.sessions, order, self.training.rows_of_sessions())
+            return self.connection.grow(self.training.sessions, order, self.training.rows_of_sessions())
 
         trees, timing = with_recovery(self._tables, "grow", ask)
         self._timing += timing

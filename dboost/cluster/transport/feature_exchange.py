@@ -7,7 +7,7 @@ of a range of features, and sessions form groups (`SliceExchange`):
 2. The sums of slice k of all groups are sent to its *owner*, the k-th session of one of the groups.
 
 An owner finds the best splits of its features. These are the session's answer to the reducer's call, which reaches all sessions
-as every call does (`rpc`). Owners keep the histograms of leaves for the next round.
+as every call does (`line_calls`). Owners keep the histograms of leaves for the next round.
 
 Every session sends and receives its histograms about once, in a number of messages that grows with the square root of the
 number of workers. Up to `config.fan_in` workers form one group, whose sums need no second stage. Sums of integers are exact in
@@ -108,7 +108,7 @@ def choose_exchange(
 
 
 def count_levels(n: int, fan_in: int) -> int:
-    """Return the number of levels of the tree of `n` sessions, see `rpc.tree_of`."""
+    """Return the number of levels of the tree of `n` sessions, see `session_tree.tree_of`."""
     levels, most = 1, fan_in
     while most < n:
         levels, most = levels + 1, (most + 1) * fan_in

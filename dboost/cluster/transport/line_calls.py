@@ -245,14 +245,14 @@ class LineCalls:
 
 
 async def open_lines(
-    here: str, fit: str, refs: Sequence[SessionRef], connection_args: dict[str, Any]
+    process: str, fit: str, refs: Sequence[SessionRef], connection_args: dict[str, Any]
 ) -> dict[SessionRef, Line | BaseException]:
-    """Return a line to each session, or the error. here : this process, for messages."""
-    opening = (open_worker_line(here, fit, ref, connection_args) for ref in refs)
+    """Return a line to each session, or the error. process : this one, for messages."""
+    opening = (open_worker_line(process, fit, ref, connection_args) for ref in refs)
     return dict(zip(refs, await asyncio.gather(*opening, return_exceptions=True), strict=True))
 
 
-async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line:
+async def open_worker_line(process: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line:
     """Return a line to a session; see `open_lines`.
 
     Raises
@@ -267,7 +267,7 @@ async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args
         _, line = await open_line(ref.worker, request, connection_args)
     except OSError as error:
         if is_out_of_descriptors(error):
-            raise out_of_descriptors(here, f"connect to worker {ref.worker}") from error
+            raise out_of_descriptors(process, f"connect to worker {ref.worker}") from error
         raise LostWorkers([ref]) from error
     if line is None:
         raise LostWorkers([ref])

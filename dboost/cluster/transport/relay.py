@@ -64,7 +64,7 @@ class Relay:
         ref: SessionRef,
         open_lines: Callable[[Sequence[SessionRef]], Mapping[SessionRef, Line | BaseException]],
     ) -> None:
-        self._line, self._here, self._open_lines = line, ref, open_lines
+        self._line, self._ref, self._open_lines = line, ref, open_lines
         self._calls = LineCalls(self)
         self._queue: deque[Message] = deque()  # requests that have arrived during a call
         self._is_closed = False
@@ -87,12 +87,12 @@ class Relay:
             self.clear()
             self.check(())
             if status == FAILED:
-                self._fail(message, WorkerFailed(self._here.worker, answer))
+                self._fail(message, WorkerFailed(self._ref.worker, answer))
             if status != OK:
-                return status, unpack(answer) if status == LOST else (self._here.worker, answer)
+                return status, unpack(answer) if status == LOST else (self._ref.worker, answer)
             if CALLS[METHODS[message.kind]].is_summed:
                 return OK, self._summed(message, answer)
-            answers = {self._here: answer}
+            answers = {self._ref: answer}
 
             def collect(ref: SessionRef, reply: Message) -> None:
                 answers.update(answers_of(ref, reply, branches))
@@ -106,7 +106,7 @@ class Relay:
         except FitCancelled:
             return STALE, b""
         except Exception as error:  # any error is raised in the client
-            return FAILED, (self._here.worker, pack_error(error))
+            return FAILED, (self._ref.worker, pack_error(error))
 
     def _fail(self, message: Message, failed: WorkerFailed) -> None:
         """Raise the error of the own session, or one of the sessions below; see `Failures`."""
@@ -141,12 +141,12 @@ class Relay:
     def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, PackedSplits]]:
         """Add the answers of the branches to the own one."""
         sums = RoundSums()
-        sums.add_answer(self._here, *answer)
+        sums.add_answer(self._ref, *answer)
         self._calls.receive(message.number, self._branches, sums.add)
         size = sum(tree.histograms.size for tree in sums.trees.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
-        rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
+        rows = [n for ref in (self._ref, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
         return sums.merged(self._narrow), rows, sums.compute, sums.best
 
     def check_others(self, number: int) -> None:

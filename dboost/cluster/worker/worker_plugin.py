@@ -428,7 +428,7 @@ def _discard(worker_session: Session, batch: str) -> None:
         trim_memory()
 
 
-def here(fit: str, version: str, lost: Collection[str]) -> tuple[Session, SessionRef]:
+def task_session(fit: str, version: str, lost: Collection[str]) -> tuple[Session, SessionRef]:
     """Return this worker's session of a fit; called in tasks. version : of the client; lost : names of lost sessions."""
     worker, plugin = get_worker(), _plugin()
     if version != __version__:
