@@ -33,10 +33,13 @@ class Tuning:
     #: Threads of a worker for the calls of fits, i.e. fits whose calls run there at the same time.
     worker_threads: int = 16
 
-    # Rows in memory and in files.
+    # Growing trees.
 
     #: Name of what grows trees, see `trees.growers`.
     grower: str = "cpu"
+
+    # Rows in memory and in files.
+
     #: Most rows that one process trains on in memory: numbers of rows have 32 bits.
     session_rows: int = 2**32
     #: Most rows that stay in memory in a fit with a memory limit. No limit beside that one; 0 streams every table.

@@ -7,7 +7,8 @@ optional bound δ on a leaf's step, the score of a side is
                 = δ (2 |T(G)| - δ (H + λ))             otherwise
 
 and the gain of a split is ½ [score(left) + score(right) - score(node)] (minus the penalty per leaf). All sums are exact
-integers held in float64; λ, α, δ and the limits are in the same units (`SplitParams`).
+integers held in float64; λ, α, δ and the limits are in the same units (`SplitParams`). `side_score` is this formula; `_scores`
+and `_score_packed` repeat it for many bins at once, and `bounded_score` is that of bounded steps.
 
 **Numeric features** (`search_numeric`). Prefix sums over the bins give the left side of every split, once with missing values
 on the right and, if the node has any, once on the left. Candidates are compared as the bit patterns of non-negative doubles,
@@ -214,7 +215,8 @@ def beats(score, feature, best):
 def search_numeric(histogram, at, n_bins, feature, total, limits, scratch, best):
     """Improve `best` (a candidate split) by the best split of a numeric feature.
 
-    histogram : float64[n_channels, n_buckets]; total : float64[3] (G, H, N of the node); scratch : SearchScratch.
+    histogram : float64[n_channels, n_buckets]; total : float64[5], as in `trees.tree_task.NodeArrays` (G, H, N of the
+    node first); scratch : SearchScratch.
     """
     sums, score_bits = scratch.sums, scratch.bits[3]
     missing_g, missing_h = histogram[0, at + n_bins], histogram[1, at + n_bins]

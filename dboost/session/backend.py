@@ -6,12 +6,13 @@ replaced. Nothing else in a fit asks where the rows are.
 
 **Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``backend.ask(class_counts, 3)`` returns
 the answer of each session. A function is a method of `TableRows` or a function in the module of its subject, and is
-pickled by its name. A change is such a function without an answer, ``backend.change(TableRows.encode, target)``. It must be
-idempotent, and is made again on rows that are read again. All sessions receive the same arguments, except for values of each
-row (`row_samples.PerRow`).
+pickled by its name. A change is such a function without an answer, ``backend.change(TableRows.encode_targets, target)``. It
+must be idempotent, and is made again on rows that are read again. All sessions receive the same arguments, except for values of
+each row (`row_samples.PerRow`).
 
-**Training.** `build` encodes the rows. Then each iteration is two calls: `grow` and `advance`. Results are sums of integers,
-maxima and minima, so they do not depend on the sessions.
+**Training.** `build` encodes the rows. Then each iteration calls `grow` and `advance`; quantiles, trimming and
+evaluation sets ask for more (`statistics`, `evaluate`). Results are sums of integers, maxima and minima, so they do not depend
+on the sessions.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class LocalBackend:
         self._resources.callback(self.session.close)
         self.session.adopt(BATCH, table, closes=not self._is_shared)
         self.named, self.roles = table.named, table.role_names
-        n_kept, _, unit_weights = self.session.rows_of(BATCH).trained_rows()
+        n_kept, _, unit_weights = self.session.rows_of(BATCH).row_counts()
         self.set_trained(n_kept, unit_weights)
         return table.features
 
@@ -110,7 +110,7 @@ class LocalBackend:
         self.trees = trees
         for name, (n_rows, max_weight) in chosen.items():
             size = spec.loss_magnitude(max_weight, n_rows)
-            if self.session.add_held_out(BATCH, name, spec, size, spec.needs_values, chosen=True):
+            if self.session.add_eval_rows(BATCH, name, spec, size, spec.needs_values, chosen=True):
                 log_streamed_eval_set(name)
         n_in_files = self.session.build(BATCH, spec, ReplayState()).in_files
         if n_in_files:

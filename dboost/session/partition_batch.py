@@ -48,7 +48,7 @@ class PartitionStats:
     kinds: tuple[tuple[bool, int] | None, ...]
     categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
     target: TargetScan | None  # None without rows of positive weight
-    complaints: tuple[DataIssue, ...]
+    issues: tuple[DataIssue, ...]
     max_weight: float  # largest weight
     unit_weights: bool  # whether all weights are 1 (or 0)
     fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.columns.fingerprint`
@@ -153,7 +153,7 @@ class PartitionBatch:
             categories=self._reader.used_categories(),
             category_kinds=self._reader.category_kinds(),
             target=reduce(merge_target_scans, targets) if targets else None,
-            complaints=metadata.issues,
+            issues=metadata.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in stats),
             fingerprints={i: fingerprint_of(self._stored[i]) for i in partition_ids},

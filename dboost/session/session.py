@@ -529,7 +529,7 @@ class Session:
     # Evaluation sets.
 
     @remote(frees_memory=True)
-    def add_held_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
+    def add_eval_rows(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
         Return how many evaluation rows of the batch are in files.

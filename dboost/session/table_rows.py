@@ -46,8 +46,8 @@ from dboost.trees.apply_trees import ConsecutiveCodes
 Result = TypeVar("Result")
 
 
-class TrainedRows(NamedTuple):
-    """The training rows of a batch."""
+class RowCounts(NamedTuple):
+    """How many rows of a batch are trained on, and how many are chosen for evaluation sets."""
 
     n_kept: dict[int, int]  # their number by partition
     chosen: dict[str, tuple[int, float]]  # number and largest weight of the chosen rows, by evaluation set
@@ -330,8 +330,8 @@ class TableRows:
             raise
         return store, self.ids()
 
-    def encode(self, target: Target) -> None:
-        """Encode the target for the loss. Idempotent."""
+    def encode_targets(self, target: Target) -> None:
+        """Encode the targets for the loss. Idempotent."""
         table = self.table
         if not table.keeps_roles_apart:
             counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
@@ -390,8 +390,8 @@ class TableRows:
         """Return ``function(roles, *arguments)`` of each of the `ranges`."""
         return [function(roles, *arguments) for roles in self.ranges()]
 
-    def trained_rows(self) -> TrainedRows:
-        """Return which rows are trained on."""
+    def row_counts(self) -> RowCounts:
+        """Return how many rows are trained on."""
         n_kept, unit_weights, chosen = {}, True, {}
         for name, (positions, weights) in (self.chosen or {}).items():
             max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
@@ -400,7 +400,7 @@ class TableRows:
             weight = self.table.roles(k).weight if length else None
             n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
             unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
-        return TrainedRows(n_kept, chosen, unit_weights)
+        return RowCounts(n_kept, chosen, unit_weights)
 
     def distinct_columns(self) -> list[np.ndarray]:
         """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""

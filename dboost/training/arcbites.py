@@ -53,7 +53,7 @@ def arcbite_visits(loop: BoostingLoop, arcbites: ArcBites) -> Iterator[Visit]:
             loop.trees.set_mark()
             gradients = loop.begin()
         else:
-            gradients = loop.leaf_estimator.add_leaf_values(loop.zero_values, loop.n_done)
+            gradients = loop.leaf_estimator.advance(loop.zero_values, loop.n_done)
             if checkpoint is not None:
                 checkpoint.note_visit(loop.history, loop.n_done, loop.finished, past, loop.scores.now(gradients, loop.n_done))
         if len(visited) > 1:
@@ -120,7 +120,7 @@ class _Bites:
         loop, losses = self._loop, {}
         for bite in bites:
             self.select([bite])
-            losses[bite] = loop.scores.loss_of(loop.leaf_estimator.add_leaf_values(loop.zero_values), loop.n_done)
+            losses[bite] = loop.scores.loss_of(loop.leaf_estimator.advance(loop.zero_values), loop.n_done)
         return losses
 
 

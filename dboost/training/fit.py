@@ -171,7 +171,7 @@ def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Fea
         target = target_for(request.classes, parameters)
     else:
         target = choose_target(backend.target_scans(), parameters, request.roles.get("target"))
-    encode_targets = partial(backend.change, TableRows.encode, target)
+    encode_targets = partial(backend.change, TableRows.encode_targets, target)
     if warm_start.is_new_source:
         continued(encode_targets)
         continued(backend.complete)
@@ -236,7 +236,7 @@ def hold_out(request: FitRequest, target: Target, backend: Backend, model_so_far
     assignment = validation.assign(counts, None if has_groups else count_digits, test_rows)
     backend.change(assign_rows, n_classes, assignment)
 
-    trained = backend.ask(TableRows.trained_rows)
+    trained = backend.ask(TableRows.row_counts)
     after = dict(sorted((i, n) for rows in trained for i, n in rows.n_kept.items()))
     n_held_out = n_rows - sum(after.values())
     if holds_out_test_set:

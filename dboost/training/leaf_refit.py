@@ -148,7 +148,7 @@ def with_new_leaf_values(
     n_outputs, k = model.n_outputs, model.trees_per_iteration
     loss, limits = start.loss.in_unit(start.unit), in_units_of(parameters[0], start)
     estimator = LeafEstimator(backend, loss, limits, backend.n_rows, start.max_weight, spreads=start.spreads)
-    stats = estimator.add_leaf_values(np.zeros((n_outputs, 1)))
+    stats = estimator.advance(np.zeros((n_outputs, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
         estimator.use(in_units_of(of_iteration, start))
@@ -162,7 +162,7 @@ def with_new_leaf_values(
                 of_outputs.append(estimator.values(leaf_sums, RowSubset(None, 0, output)) * start.unit)
             trees.append(_with_values(tree, np.stack(of_outputs, axis=1), reached, decay))
             values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
-        stats = estimator.add_leaf_values(in_rows(values))
+        stats = estimator.advance(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
     note = {"label": source_name, "rows": backend.n_rows, "decay": decay}

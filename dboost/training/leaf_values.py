@@ -118,7 +118,7 @@ class LeafEstimator:
         """Use other parameters from the next tree on; the influence trimming is the same."""
         self._parameters = parameters
 
-    def add_leaf_values(self, values: np.ndarray, n_done: int = 0) -> GradientStats:
+    def advance(self, values: np.ndarray, n_done: int = 0) -> GradientStats:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients.
 
         n_done : number of iterations in the scores then.

@@ -204,7 +204,7 @@ class BoostingLoop:
 
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""
-        stats = self.leaf_estimator.add_leaf_values(self.zero_values, self.n_done)
+        stats = self.leaf_estimator.advance(self.zero_values, self.n_done)
         self.before = self._resume(self.scores.now(stats, self.n_done))
         return stats
 
@@ -218,7 +218,7 @@ class BoostingLoop:
         record: dict[str, Any] = {"iteration": iteration, **self.visit_columns}
         record |= {"seconds": 0.0, "rows_kept": n_rows, "bytes_read": 0}
         record |= self.scores.evaluate()
-        gradients = self._gradients = self.leaf_estimator.add_leaf_values(values, iteration)
+        gradients = self._gradients = self.leaf_estimator.advance(values, iteration)
         measured = self.backend.report()
         record |= self.scores.of_training(gradients, iteration)
         if self.rates.are_noted:

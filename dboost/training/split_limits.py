@@ -106,6 +106,6 @@ def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
     n_trees = len(loop.trees)
     trees = list(loop.backend.grow(stumps))
-    loop.leaf_estimator.add_leaf_values(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
+    loop.leaf_estimator.advance(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
     loop.trees.drop(n_trees)
     return trees

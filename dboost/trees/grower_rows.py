@@ -16,20 +16,30 @@ from dboost.trees.tree_task import TreeTask
 
 
 class GrowerRows(Protocol):
-    """Training rows as growers see them; `session.training_rows.TrainingRows` describes the members."""
+    """The training rows of a batch (`session.training_rows.TrainingRows`) as growers see them."""
 
+    #: The fields of the rows, in memory or in files.
     store: RowStore
+    #: The shares of the threads, and the team that works on them.
     shares: RowShares
+    #: The rows, if they are in memory; None if they are in files.
     shard: Shard | None
     shard_spec: ShardSpec
+    #: The codes that these rows share with those of other folds; None for rows of their own.
     shared: SharedCodes | None
+    #: Most trees that grow in the same passes over files.
     trees_per_pass: int
+    #: Functions ``find(leaf, first, last)`` that assign rows which a tree did not use to its leaves, and where they write. The
+    #: next pass over all rows calls them.
     unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]]
 
     def ranges(
         self, k: int, reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = (), *, verify: bool = True
-    ) -> Iterator[tuple[Shard, int, int]]: ...
+    ) -> Iterator[tuple[Shard, int, int]]:
+        """Yield the rows of the k-th thread: shards, and the first and last row in each, with the fields that are read."""
 
-    def route_excluded(self) -> None: ...
+    def route_excluded(self) -> None:
+        """Assign the rows that earlier trees did not use to their leaves now, while bins are those of these trees."""
 
-    def merge_bins(self, tasks: Sequence[TreeTask]) -> None: ...
+    def merge_bins(self, tasks: Sequence[TreeTask]) -> None:
+        """Make the codes of rows in memory those that the trees are grown with."""

@@ -28,7 +28,12 @@ from dboost.tuning import tuning
 
 
 class Grower:
-    """Grows trees on the rows of a batch."""
+    """Grows trees on the rows of a batch.
+
+    Gradients and Hessians stay as they are. When a tree is finished, the fields ``leaf`` of its output have the leaf of every
+    row, also of those that the tree was not grown on (now, or by `GrowerRows.unrouted`). Before `begin` and `whole_trees` use
+    rows in memory, they call `GrowerRows.route_excluded`, then `GrowerRows.merge_bins`.
+    """
 
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
         """Return the whole trees of an iteration, which grow when they are requested; None if trees grow in rounds only."""

@@ -2,22 +2,22 @@
 
 The generator does no I/O and does not depend on where the rows are. A `RoundRequest` carries the splits that were chosen last
 and the sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
-(`trees/tree_rounds.py`) has the request sent to all shards and their `RoundHistograms` added up, passes the sums and the
+(`trees/tree_rounds.py`) has the request sent to all growers and their `RoundHistograms` added up, passes the sums and the
 sibling pairs to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 
-**Rounds in flight.** Several rounds may be under way at the same time: then the shards add up the histograms of one while those
-of the one before are merged and searched. The generator yields the rounds that begin now, none or several, and is sent the
-results of one round, in the order in which they began.
+**Rounds in flight.** Several rounds may be under way at the same time: then growers add up the histograms of one while those of
+the one before are merged and searched. The generator yields the rounds that begin now, none or several, and is sent the results
+of one round, in the order in which they began.
 
 **Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves
-at once, and the grower afterwards replays best-first order over the results: it *commits* a split when that split is the best
-one left and the best splits of its children are known. Splits that turn out not to be needed are dropped. The tree is the same
+at once, and the generator replays best-first order over the results: it *commits* a split when that split is the best one
+left and the best splits of its children are known. Splits that turn out not to be needed are dropped. The tree is the same
 as with one leaf per round, but takes a number of rounds that is about logarithmic in the number of leaves.
 
 Speculation is bounded: beyond `MOST_OPENED` speculative splits per leaf of the finished tree, a round splits only the leaf that
-blocks growth. Shards can therefore store the node of each row in a small integer.
+blocks growth. Growers can therefore store the node of each row in a small integer.
 
-Of two children, shards add up only the one with fewer rows (or with the smaller Hessian where rows are not counted). The
+Of two children, growers add up only the one with fewer rows (or with the smaller Hessian where rows are not counted). The
 histogram of the other one is the parent's minus that.
 """
 
@@ -54,8 +54,8 @@ _NO_LEAVES = np.empty((0, 2), np.int64)
 class RoundRequest(NamedTuple):
     """Apply these splits, then add up the histograms of these nodes: of the root, or of the small child of each pair.
 
-    With `leaves`, end the tree: number the leaves and add up their gradients and Hessians exactly. Node numbers are the
-    grower's own.
+    With `leaves`, end the tree: number the leaves and add up their gradients and Hessians exactly. Node numbers are those
+    of this growth.
 
     splits : int64[n_splits, 4], each a node, a feature, and the numbers of the left and the right child.
     goes_left : uint8[n_splits, n_codes], whether the rows of a split's node with a bin code go left.
@@ -95,13 +95,13 @@ def _request_of(splits: bytes, goes_left: bytes, nodes: bytes, leaves: bytes) ->
     )
 
 
-#: What the generator yields: a request to the shards, and the pairs whose best splits it needs.
+#: What the generator yields: a request to the growers, and the pairs whose best splits it needs.
 Round = tuple[RoundRequest, tuple[SiblingPair, ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class RoundHistograms:
-    """The histograms and row counts of one round, of one shard or summed over several.
+    """The histograms and row counts of one round, of one grower or summed over several.
 
     All sums are integers, in the smallest type that holds them (see `compact`) or as float64.
 
@@ -115,7 +115,7 @@ class RoundHistograms:
     leaf_sums: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
 
     def merge(self, others: RoundHistograms) -> RoundHistograms:
-        """Add the sums of two sets of shards: exact, associative and commutative.
+        """Add the sums of two sets of growers: exact, associative and commutative.
 
         The result uses the memory of these histograms if it can; those of `others` are not changed.
         """
@@ -157,7 +157,7 @@ def _histograms_of(buffer: Any, dtype: str, shape: tuple[int, ...], n_rows: byte
 
 @dataclass(frozen=True, eq=False)
 class RoundResult:
-    """The result of a round over all shards: the best split of each node instead of its histogram."""
+    """The result of a round over all rows: the best split of each node instead of its histogram."""
 
     splits: list[SplitInfo]
     n_rows: np.ndarray
@@ -192,7 +192,7 @@ def grow_tree(
     task : TreeTask
     layout : BinLayout
     n_rows : int
-        Rows over all shards.
+        Rows of the fit.
     leaves_per_round : int
         Leaves split per round, at least 1.
     in_flight : int, default 1

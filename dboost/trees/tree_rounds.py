@@ -1,13 +1,13 @@
 """The rounds of trees: the only driver of `trees.tree_growth.grow_tree`.
 
-`grow_tree` decides which splits to apply and which histograms it needs next. `TreeRounds` passes its requests to all shards of
-a fit (`BeginRound`), searches the summed histograms, and returns the best splits to the grower. Where the shards are, and how
-requests reach them, is up to the implementation of `BeginRound`: shards of this process are called with objects, sessions of
-workers by messages.
+`grow_tree` is a generator that decides which splits to apply and which histograms it needs next. `TreeRounds` passes its
+requests to all growers of a fit (`BeginRound`), searches the summed histograms, and returns the best splits to the generator.
+Where the growers are, and how requests reach them, is up to the implementation of `BeginRound`: that of this process is called
+with objects, those of workers by messages.
 
 The trees of an iteration (one for each output) may share rounds: one call has the requests of all of them.
 
-**Rounds in flight.** Where shards are in other processes, they would idle while histograms are merged and searched here, and
+**Rounds in flight.** Where growers are in other processes, they would idle while histograms are merged and searched here, and
 this process while they compute. So `GrowOrder.n_in_flight` rounds may be under way at the same time. They end in the order in
 which they began. One tree then splits fewer leaves in each of its rounds; which ones is speculation (`trees.tree_growth`).
 Several trees are independent, so they are divided among the rounds. Trees do not depend on the number of rounds under way.
@@ -38,16 +38,16 @@ class GrowOrder:
     layout: BinLayout  # of the bins that trees are grown with
     #: bool[n_features]: whether these are the fine bins that finished trees refer to.
     is_identity_bin_map: np.ndarray
-    n_rows: int  # over all shards
+    n_rows: int  # of the fit
     n_leaves_per_round: int  # leaves that the rounds which are under way at the same time split in each tree
     n_in_flight: int = 1  # most rounds that are under way at the same time
 
 
-#: The summed histograms and row counts of all shards by output, and the best splits, or None if the caller has to search.
+#: The summed histograms and row counts of all growers by output, and the best splits, or None if the caller has to search.
 RoundSumsAndSplits = tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]
 
 
-#: ``begin_round(tasks, rounds)`` begins a round of all shards of a fit, and returns the function that waits for its results.
+#: ``begin_round(tasks, rounds)`` begins a round of all growers of a fit, and returns the function that waits for its results.
 #: That is called once, and in the order in which rounds began; results are valid until the next such call. tasks : trees to
 #: start, which replace all earlier ones; empty to continue. rounds : {output: (RoundRequest, tuple of SiblingPair)}.
 BeginRound = Callable[[Sequence[TreeTask], Mapping[int, Round]], Callable[[], RoundSumsAndSplits]]
@@ -56,7 +56,7 @@ BeginRound = Callable[[Sequence[TreeTask], Mapping[int, Round]], Callable[[], Ro
 class TreeRounds:
     """Grows the trees of a fit in rounds. Keeps the memory of histograms from one tree to the next.
 
-    Trees that share rounds are searched in parallel, because the shards wait meanwhile.
+    Trees that share rounds are searched in parallel, because the rows wait meanwhile.
 
     n_threads : number of threads that search; default: as in `kernels.threads.available_threads`.
     """
@@ -72,14 +72,14 @@ class TreeRounds:
         n_groups = min(in_flight, len(tasks))  # of trees that share rounds
         in_flight_of_tree = in_flight if n_groups == 1 else 1
         n_leaves = -(-order.n_leaves_per_round // in_flight_of_tree)
-        growers = {task.output: grow_tree(task, layout, order.n_rows, n_leaves, in_flight_of_tree) for task in tasks}
+        growths = {task.output: grow_tree(task, layout, order.n_rows, n_leaves, in_flight_of_tree) for task in tasks}
         finders = self._new_finders(order)
         grown: dict[int, GrownTree] = {}
         under_way: deque[tuple[Mapping[int, Round], Callable[[], RoundSumsAndSplits]]] = deque()
         new_tasks = tasks  # passed with the first request
 
         def begin(begun: Mapping[int, tuple[Round, ...]]) -> None:
-            """Begin the rounds that the growers of a group of trees have yielded."""
+            """Begin the rounds that the growths of a group of trees have yielded."""
             nonlocal new_tasks
             for k in range(max(map(len, begun.values()), default=0)):
                 rounds = {output: rounds[k] for output, rounds in begun.items() if k < len(rounds)}
@@ -88,7 +88,7 @@ class TreeRounds:
 
         outputs = [task.output for task in tasks]
         for group in range(n_groups):
-            begin({output: next(growers[output]) for output in outputs[group::n_groups]})
+            begin({output: next(growths[output]) for output in outputs[group::n_groups]})
         while under_way:
             rounds, wait = under_way.popleft()
             sums, best = wait()
@@ -97,7 +97,7 @@ class TreeRounds:
             for output, splits in zip(rounds, best_splits, strict=True):
                 histograms = sums[output]
                 try:
-                    begun[output] = growers[output].send(RoundResult(splits, histograms.n_rows, histograms.leaf_sums))
+                    begun[output] = growths[output].send(RoundResult(splits, histograms.n_rows, histograms.leaf_sums))
                 except StopIteration as end:
                     grown[output] = end.value
             begin(begun)
@@ -115,7 +115,7 @@ class TreeRounds:
     ) -> Iterable[BestSplits]:
         """Return the best splits of the nodes of a round, tree by tree.
 
-        The splits of the first trees are available while others are searched, so their growers can continue.
+        The splits of the first trees are available while others are searched, so their growths can continue.
         """
 
         def search(output: int) -> BestSplits:

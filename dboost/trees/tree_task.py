@@ -2,8 +2,8 @@
 
 **Nodes and growth policy** of a growing tree. Nodes are numbered as they are created: the root is 0, the k-th split makes nodes
 2k+1 (left) and 2k+2 (right). A leaf stores its best split and the gain of that split; `select_leaf` picks the leaf to split.
-These functions are the whole growth policy. The generator in `grower.py` calls them one round at a time, the fused grower calls
-them inside one compiled call per tree.
+These functions are the whole growth policy. `tree_growth.grow_tree` calls them one round at a time, and
+`whole_tree_kernel.grow_whole_tree` inside one compiled call for each tree.
 """
 
 from __future__ import annotations

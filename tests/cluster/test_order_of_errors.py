@@ -135,7 +135,7 @@ def test_a_slow_worker_is_waited_for(two: Client, monkeypatch: pytest.MonkeyPatc
     rows = spoilt(mistake, NUMBERS >= 2)
     parts = [rows[a : a + 100] for a in range(0, N_ROWS, 100)]
     expected = error_of(mistake, parts)
-    encode, answered = TableRows.encode, list[int]()
+    encode, answered = TableRows.encode_targets, list[int]()
 
     @functools.wraps(encode)
     def slow(self: TableRows, target: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_slow_worker_is_waited_for(two: Client, monkeypatch: pytest.MonkeyPatc
         answered.append(min(self.table.partition_ids))
         encode(self, target)
 
-    monkeypatch.setattr(TableRows, "encode", slow)
+    monkeypatch.setattr(TableRows, "encode_targets", slow)
     with dask.config.set({"dboost.single-worker-values": 0}):
         assert error_of(mistake, parts, two) == expected
     assert answered[-1] == 0 and len(answered) == 2
@@ -192,7 +192,7 @@ def test_a_worker_that_is_lost_while_it_is_waited_for(tmp_path: Path) -> None:
 
 def end_process_once(flag: Path) -> None:
     """Have the process whose session has partition 0 end when it encodes the target, once."""
-    encode = TableRows.encode
+    encode = TableRows.encode_targets
 
     @functools.wraps(encode)
     def ending(self: TableRows, target: Any) -> None:
@@ -202,7 +202,7 @@ def end_process_once(flag: Path) -> None:
             os._exit(1)
         encode(self, target)
 
-    TableRows.encode = ending  # type: ignore[method-assign]
+    TableRows.encode_targets = ending  # type: ignore[method-assign]
 
 
 # Lines and relays, with sessions that answer as a test says.

@@ -627,7 +627,7 @@ def _read_part(
     is_persisted: bool,
     bundle: tuple[Any, ...],
 ) -> Receipt:
-    """Run a read task. session : arguments of `here`."""
+    """Run a read task. session : arguments of `task_session`."""
     try:
         worker_session, ref = task_session(*session)
     except OSError as error:

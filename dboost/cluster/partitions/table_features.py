@@ -54,7 +54,7 @@ def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
     stats, plan = table.partition_stats, table.source.plan
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_partitions} partitions are empty")
-    raise_for_issues([issue for session in stats for issue in session.complaints])
+    raise_for_issues([issue for session in stats for issue in session.issues])
     check_max_weight(max(session.max_weight for session in stats), plan.label("sample_weight"))
     scans = [(session.target, min(session.n_kept)) for session in stats if session.target is not None]
     kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}

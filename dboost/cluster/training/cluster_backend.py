@@ -1,13 +1,14 @@
 """The backend of a fit on a cluster: calls of the workers' sessions, and recovery when workers are lost.
-Who has which partition, and who reads it again, is known to the
-`PartitionedTable` of each table of the fit: the training data, and evaluation sets that the workers read. Rows that leave the
-workers are samples: those that propose the split points, and the reference sample (and what some metrics need, see
-`docs/method/promises.md`).
 
-The boosting loop runs in the client and makes two calls per tree and iteration: *grow* grows a tree, *advance* adds the leaf
-values to the scores. Each is one call to the reducer, which calls the workers. When workers are lost during a call, other
-workers read their partitions again, apply the trees grown so far (`ReplayState`), and the call is repeated. Calls are
-idempotent: a session that has already answered repeats its answer. So the loss of a worker does not change the model.
+Who has which partition, and who reads it again, is known to the `PartitionedTable` of each table of the fit: the training data,
+and evaluation sets that the workers read. Rows that leave the workers are samples: those that propose the split points, and the
+reference sample (and what some metrics need, see `docs/method/promises.md`).
+
+The boosting loop runs in the client. In each iteration it calls *grow*, which grows the trees of all outputs, and *advance*,
+which adds their leaf values to the scores; some losses and metrics ask for more. Each is one call to the reducer, which calls
+the workers, or one for each round of growing trees. When workers are lost during a call, other workers read their partitions
+again, apply the trees grown so far (`ReplayState`), and the call is repeated. Calls are idempotent: a session that has already
+answered repeats its answer. So the loss of a worker does not change the model.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class ClusterBackend:
         in_files: list[int] = []
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), spec.needs_values, True
-            in_files = self.training.build(Session.add_held_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+            in_files = self.training.build(Session.add_eval_rows, lambda arguments=arguments: arguments)  # type: ignore[misc]
         self._has_eval_files = sum(in_files) > 0
         if self._has_eval_files:  # of all chosen sets so far
             log_streamed_eval_set(" and ".join(chosen))
@@ -226,10 +227,10 @@ class ClusterBackend:
         tasks = ReadTasks.of(source, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self.connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
-        table.change(TableRows.encode, spec.target)
+        table.change(TableRows.encode_targets, spec.target)
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
-        n_in_files = sum(table.build(Session.add_held_out, lambda: (name, spec, size, spec.needs_values, False)))
+        n_in_files = sum(table.build(Session.add_eval_rows, lambda: (name, spec, size, spec.needs_values, False)))
         self._tables.append(table)
         if n_in_files:
             log_streamed_eval_set(name)

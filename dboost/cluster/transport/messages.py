@@ -55,7 +55,7 @@ def pack_round(message: Any) -> bytes:
 
 
 def unpack(message: bytes | memoryview) -> Any:
-    """Return the object that `pack_round` pickled."""
+    """Return the object of a message, whichever function of this module packed it."""
     return pickle.loads(message)
 
 
