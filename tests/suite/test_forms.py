@@ -220,6 +220,12 @@ def _two_targets(table: Table) -> list[Any]:
     return [dboost.fit(**rows, **OPTIONS), *_in_files(table, target=["y", "o"], offset=None)]
 
 
+def _classes(table: Table) -> list[Any]:
+    """Train on a target whose type decides the loss."""
+    options = {"target": "bool", "features": [name for name in table.features if name != "bool"], "offset": None}
+    return [table.fit(**options), *_in_files(table, **options)]
+
+
 def _filter(form: str) -> Any:
     return Random(form).choice([pc.field("normal") > 0, pl.col("normal") > 0])
 
@@ -299,6 +305,7 @@ ENTRANCES: dict[str, Entrance] = {
     "fit, exact splits": Entrance(lambda table: [table.fit(split_proposal="exact")], "fit"),
     "fit, as an evaluation set": Entrance(_evaluated, "fit"),
     "fit, two targets": Entrance(_two_targets, "targets", needs_names=True),
+    "fit, classes": Entrance(_classes, "targets", ("path", "list"), needs_names=True),
     "fit, filtered": Entrance(_filtered, "filter", needs_names=True),
     "prepare": Entrance(_prepared, "prepare"),
     "prepare, on workers": Entrance(lambda table: _prepared(table, client=table.client), "prepare"),
