@@ -99,6 +99,16 @@ def test_the_scale_of_the_target_is_that_of_the_model(options: dict[str, Any], e
     np.testing.assert_allclose(other.importance(), usual.importance(), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("loss", "scale"), [("squared_error", 1e-300), ("huber", 1e-300), ("squared_error", 1e305)])
+def test_targets_near_the_ends_of_the_floats_are_learned(loss: str, scale: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        booster = fit(Y * scale, loss=loss, max_iter=15, eval_set=(FRAME, Y * scale), eval_metric="mean_absolute_error")
+    assert np.corrcoef(booster.predict(FRAME) / scale, Y)[0, 1] > 0.85
+    errors = booster.history["eval_mean_absolute_error"].to_numpy() / scale
+    assert errors[-1] < 0.75 * errors[0]
+
+
 def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any) -> None:
     scale = 2.0**-300
     found = []
