@@ -166,6 +166,23 @@ def test_requests_that_arrive_during_a_call_are_received_in_order(a_relay: ARela
     assert [a_relay.relay.receive().number for _ in range(3)] == [5, 6, 7]
 
 
+def test_requests_that_wait_together_are_passed_on_in_order(a_relay: ARelay) -> None:
+    """As after a call that was given up: the next one and its follower have arrived, and its branches are known."""
+    serving = a_relay.serve(1)
+    a_relay.request(4, follows=False)
+    a_relay.answer(a_relay.received()[0])
+    serving.join(20)
+    for number in (5, 6):
+        a_relay.request(number, follows=number > 5)
+    a_relay.relay.clear()
+    serving = a_relay.serve(2)
+    assert [a_relay.received()[0] for _ in range(2)] == [5, 6]
+    for number in (5, 6):
+        a_relay.answer(number)
+    serving.join(20)
+    assert a_relay.results[1:] == [a_relay.expected(number) for number in (5, 6)]
+
+
 def test_a_session_below_is_lost_while_two_calls_are_under_way(a_relay: ARelay) -> None:
     serving = a_relay.serve(2)
     a_relay.request(5, follows=False)

@@ -78,7 +78,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "slices": [
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
         (PLAIN, [Fault("stopped", GROW, 2, 0.004, victim=3)]),
-        (PLAIN, [Fault("killed in sending", "draw_sample"), Fault("killed in a sum", GROW, 1)]),
+        (PLAIN, [Fault("killed in sending", "propose_splits"), Fault("killed in a sum", GROW, 1)]),
         (PLAIN, [Fault("stopped in a sum", GROW, 2)]),
     ],
     "one worker": [

@@ -70,6 +70,7 @@ class Relay:
         self._is_closed = False
         self._number = self._last_passed_on = 0
         self._passed_on, self._branches = b"", tuple[Branch, ...]()
+        self._is_sending = False
         self._narrow = np.empty(0, np.int32)
 
     def receive(self) -> Message:
@@ -133,10 +134,14 @@ class Relay:
 
     def _pass_on(self, message: Message) -> None:
         """Pass a request on to the branches."""
-        self._last_passed_on = message.number  # first, since `send` calls `check`
+        self._last_passed_on = message.number
         below = message.buffers[2:]
         arguments = for_each(self._branches, below) if below else for_all(self._branches, message.content)
-        self._calls.send(message.number, message.kind, arguments, follows=follows(message))
+        self._is_sending = True  # `send` calls `check`, which must not pass on the next request before this one
+        try:
+            self._calls.send(message.number, message.kind, arguments, follows=follows(message))
+        finally:
+            self._is_sending = False
 
     def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, PackedSplits]]:
         """Add the answers of the branches to the own one."""
@@ -188,7 +193,7 @@ class Relay:
             raise FitCancelled
         for message in self._queue:
             is_known = message.buffers[0] == self._passed_on and not self._missing()
-            if message.number > self._last_passed_on and is_known:
+            if message.number > self._last_passed_on and is_known and not self._is_sending:
                 self._pass_on(message)
 
     def check_silent(self, refs: Sequence[SessionRef]) -> None:
