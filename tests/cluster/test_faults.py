@@ -111,7 +111,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
 }  # fmt: skip
 FAST = [("lines", k) for k in range(2)]
 #: Seconds between iterations, in which newcomers get rows.
-PAUSE = {"joined": 0.3, "joined late": 2.0}
+PAUSE = {"joined": 0.6, "joined late": 2.0}
 
 
 @pytest.mark.parametrize(

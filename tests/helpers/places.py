@@ -201,10 +201,16 @@ async def _remove_worker(address: str, dask_scheduler: Any = None) -> None:
 
 
 def _removed_worker(case: Call) -> Booster:
-    """Lose a worker of a cluster of threads after an iteration. The cluster is one of its own."""
+    """Lose a worker of a cluster of threads after the first iteration. The cluster is one of its own."""
+    first = 1 if case.earlier is None else case.earlier.n_iter_ + 1
     with lines_cluster() as client:
         lost = min(client.nthreads())
-        return case.train(client=client, **killing(case, lambda: client.run_on_scheduler(_remove_worker, lost)))
+
+        def callback(now: dboost.Iteration) -> None:
+            if now.iteration == first:
+                client.run_on_scheduler(_remove_worker, lost)
+
+        return case.train(client=client, callbacks=[callback])
 
 
 def _saved_start(case: Call) -> Booster:
