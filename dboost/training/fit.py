@@ -1,7 +1,7 @@
 """The steps of a fit: read → target → validation rows → bins → initial score → encode → boost → model.
 
 Every kind of fit runs through `train`: in memory, streamed from files, with arcbites, on prepared data, on a cluster. The kinds
-differ in the `Backend` that have the rows, and in nothing else. All decisions follow from statistics that do not depend on the
+differ in the `Backend` that has the rows, and in nothing else. All decisions follow from statistics that do not depend on the
 partitions: sums of integers, minima, maxima and unions.
 
 `training.leaf_refit` has its own, shorter sequence of steps.
