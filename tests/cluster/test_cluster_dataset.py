@@ -280,7 +280,7 @@ def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(tune: Tune, tm
     write(frame)
     options: dict[str, Any] = {"sample_weight": "w"} if how == "a column" else {"sample_weight": np.array(frame["w"])}
     if how == "slices":
-        tune(chunk_bytes=8 * 12 * len(FEATURES))
+        tune(chunk_bytes=8 * 15 * len(FEATURES))  # two slices of each partition
         options["memory_limit"] = "1GiB"
     else:
         options["memory_limit"] = None

@@ -173,6 +173,7 @@ def test_the_board_forgets() -> None:
         board.see({"action": "boosting", "fit": str(k), "loss": "huber", "rows": 5, "features": 2}, k)
         board.see({"action": "holding", "fit": str(k), "rows": {"w": 3, "v": 2}}, k)
         board.see({"action": "iteration", "fit": str(k), "iteration": 1} | ITERATION, k)
+        board.see({"action": "tree", "fit": str(k), "n_rounds": 2, "n_bytes": 100}, k)
         board.see({"action": "lost", "fit": str(k), "worker": "v"}, k)
         assert board.fits[str(k)].rows == {"w": 3} and "1 lost" in page(board, 5.0)
         for outcome in ("done", "client left"):
@@ -181,6 +182,8 @@ def test_the_board_forgets() -> None:
     found = samples(board)
     assert found["dboost_fits_ended_total", "done"] == 3 * _REMEMBERED
     assert found["dboost_seconds_total", "reduce"] == 1.5 * _REMEMBERED
+    of_trees = [found[(f"dboost_{name}_total",)] for name in ("trees", "rounds", "received_bytes")]
+    assert of_trees == [n * 3 * _REMEMBERED for n in (1, 2, 100)]
     assert found[("dboost_workers_lost_total",)] == 3 * _REMEMBERED and found[("dboost_fits",)] == 0
 
 

@@ -111,7 +111,7 @@ def test_targets_near_the_ends_of_the_floats_are_learned(loss: str, scale: float
 
 def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any) -> None:
     scale = 2.0**-300
-    found = []
+    models = []
     for factor in (1.0, scale):
         first = fit(Y * factor)
         second = fit(-Y * factor, start_from=first)
@@ -120,8 +120,9 @@ def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any)
         fit(Y * factor, max_iter=3, checkpoint=folder)
         resumed = fit(Y * factor, checkpoint=folder)
         assert resumed.sha256 == first.sha256
-        found.append([one.predict(FRAME) / factor for one in (first, second, refitted)])
-    for usual, other in zip(*found, strict=True):
+        predictions = [booster.predict(FRAME) / factor for booster in (first, second, refitted)]
+        models.append([*predictions, second.sources[1]["unexplained_loss"]])
+    for usual, other in zip(*models, strict=True):
         assert np.array_equal(usual, other)
 
 
