@@ -198,12 +198,26 @@ EVENTS: list[dict[str, Any]] = [
     {"action": "lost", "worker": "v"},
     {"action": "ended", "outcome": "done"},
 ]
+#: The metrics of a fit after these events except for the last.
+METRICS = {
+    ("dboost_fits",): 1, ("dboost_rows",): 3, ("dboost_iteration", "f"): 1, ("dboost_score", "f", "train_loss"): 0.5,
+    ("dboost_trees_total",): 1, ("dboost_rounds_total",): 2, ("dboost_received_bytes_total",): 100,
+    ("dboost_workers_lost_total",): 1, ("dboost_seconds_total", "compute"): 1, ("dboost_seconds_total", "reduce"): 0.5,
+    ("dboost_seconds_total", "wait"): 0.25,
+}  # fmt: skip
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.text(max_size=3), st.binary(max_size=2),
     st.sampled_from([10**400, -(10**400), 2**63, 1e308, "\udcff", "<b>", np.int64(3), np.float64(2.0)]),
     st.lists(st.integers(0, 2), max_size=2),
     st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), st.floats(), max_size=2),
 )  # fmt: skip
+
+
+def test_metrics_of_a_fit_under_way() -> None:
+    board = FitRegistry()
+    for event in EVENTS[:-1]:
+        board.see(event | {"fit": "f"}, 0.0)
+    assert samples(board) == METRICS
 
 
 def shown(board: FitRegistry) -> None:

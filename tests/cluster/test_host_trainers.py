@@ -35,7 +35,8 @@ from dboost.kernels import threads
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import table_rows
 from dboost.session.memory import Budget
-from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster, until
+from tests.helpers.clusters import Processes, a_table, at, held_rows, impatient, lines_cluster, threads_cluster, until
+from tests.helpers.faults import Fault, Faults
 from tests.helpers.fits import cut
 from tests.helpers.tune import Tune
 
@@ -445,6 +446,18 @@ def test_hosts_keep_their_trainers_when_another_host_loses_one(
     assert sum(after.values()) == sum(before.values())
     if n_killed == 1:  # three threads are left, two of them on the first host
         assert max(after.values()) < 0.8 * sum(after.values())
+
+
+def test_a_host_keeps_its_rows_when_another_loses_its_trainer_before_it_builds(
+    processes: Processes, two_hosts: Callable[[Client], list[str]]
+) -> None:
+    processes.ensure_workers(4)
+    two_hosts(processes.client)
+    lazy = cut(FRAME, [150 * k for k in range(1, 16)])
+    with impatient(processes.client), Faults(processes, [Fault("killed", "build")]) as done:
+        there = fitted(lazy, "t", client=processes.client)
+    assert there.sha256 == fitted(FRAME, "t").sha256
+    assert done.calls["hand_over"] == 2, "the second time only of partitions that were read again"
 
 
 def test_a_killed_trainer_of_folds(processes: Processes) -> None:

@@ -197,10 +197,15 @@ def test_values_with_too_few_rows_are_named(model: dboost.Booster) -> None:
 def test_by_of_other_kinds(model: dboost.Booster) -> None:
     """Levels of every dtype are found again; NumPy arrays have features only."""
     n = len(HELD_OUT)
-    kinds = {"int": np.arange(n) % 3, "bool": np.arange(n) % 2 > 0, "category": pd.Categorical(HELD_OUT["route"])}
+    kinds = {
+        "int": np.arange(n) % 3,
+        "bool": np.arange(n) % 2 > 0,
+        "category": pd.Categorical(HELD_OUT["route"]),
+        "more than a byte holds": np.arange(n) % 300,
+    }
     for name, values in kinds.items():
         frame = HELD_OUT.assign(kind=values)
-        found = fresh(model).calibrate(frame, "y", by="kind")
+        found = fresh(model).calibrate(frame, "y", coverage=0.5, by="kind")
         assert found.calibration is not None and len(found.calibration.levels) == len(pd.unique(values)), name
         widths = pd.Series(np.diff(found.predict_interval(frame), axis=1)[:, 0]).round(9)
         assert (widths.groupby(np.asarray(values)).nunique() == 1).all() and widths.nunique() == len(pd.unique(values))

@@ -98,6 +98,9 @@ def test_mistakes_are_named() -> None:
         PruningCallback("eval_log_loss", trial)
     with pytest.raises(dboost.InputTypeError, match="metric must be the name of a metric, not list"):
         PruningCallback(trial, ["eval_log_loss"])  # type: ignore[arg-type]
+    trial = optuna.create_study(directions=["minimize", "maximize"]).ask()
+    with pytest.raises(NotImplementedError, match="multi-objective"):  # by Optuna: no pruner is for several directions
+        dboost.fit(TRAIN, "y", callbacks=[PruningCallback(trial, "eval_log_loss")], **OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,18 @@ def test_parts_of_two_targets_are_checked(
         dboost.Dataset(of_folder.folder)._rows().targets()
 
 
-@pytest.mark.parametrize("n_targets", [1, 3, 2**53, "2"])
-def test_another_number_of_targets_is_refused(tmp_path: Path, n_targets: Any) -> None:
+@pytest.mark.parametrize(
+    ("entry", "value", "complaint"),
+    [
+        *(("n_targets", n, "n_targets is|it has the columns|it has 5 columns, but") for n in (1, 3, 2**53, "2")),
+        *(("sample", [name, ""], f"'{name}' is not the name of a sample") for name in ("sample-a.parquet", "0123456789ab")),
+    ],
+)
+def test_other_descriptions_are_refused(tmp_path: Path, entry: str, value: Any, complaint: str) -> None:
     of_folder = of_two_targets(tmp_path / "data")
-    of_folder.content["n_targets"] = n_targets
+    of_folder.content[entry] = value
     of_folder.write()
-    with pytest.raises(StorageError, match=r"n_targets is|it has the columns|it has 5 columns, but"):
+    with pytest.raises(StorageError, match=complaint):
         dboost.Dataset(of_folder.folder)
 
 

@@ -273,6 +273,7 @@ def test_what_the_plan_depends_on() -> None:
     assert dboost.plan(10**7, 100, workers=4).memory > 1.4 * plain.memory
     assert dboost.plan(10**6, 50, workers=1).memory_added > RETAIN_BYTES
     assert plain.client_memory == dboost.plan(10**8, 50, workers=4).client_memory
+    assert dboost.plan(10**6, 10**6, worker_memory="900GiB").disk_per_worker > 0, "not more columns than there may be"
 
 
 def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:

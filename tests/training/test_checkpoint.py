@@ -213,15 +213,18 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         (lambda state: state["history"][2].update(more=0.5), "not the same in all iterations"),
         (lambda state: state.update(visits={}), "it.visits has no entry 'bites'"),
         (lambda state: state.update(visits={"bites": [], "in_vain": 0, "began": state["before"]}), "do not fit"),
+        (lambda state: state["visits"]["bites"].reverse(), "its history is not that of its visits"),
+        (lambda state: state["history"][0].update(iteration=2), "its history is not that of its visits"),
     ],
 )
 def test_states_with_a_right_digest_and_wrong_content_are_refused(
     change: Callable[[dict[str, Any]], Any], complaint: str, tmp_path: Path
 ) -> None:
-    fit(checkpoint=tmp_path, max_iter=4, checkpoint_every=2)
+    bites = {"arcbites": dboost.ArcBites(n_bites=2, trees_per_visit=2)} if complaint.endswith("its visits") else {}
+    fit(checkpoint=tmp_path, max_iter=4, checkpoint_every=2, **bites)
     rewritten(tmp_path / "state.json", change)
     with pytest.raises(ModelFileError, match=rf"state\.json does not hold a valid state of a checkpoint: .*{complaint}"):
-        fit(checkpoint=tmp_path, max_iter=6)
+        fit(checkpoint=tmp_path, max_iter=6, **bites)
 
 
 def test_trees_that_are_not_those_of_the_state_are_refused(tmp_path: Path) -> None:

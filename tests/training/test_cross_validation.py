@@ -205,8 +205,9 @@ def test_folds_of_every_kind() -> None:
     by_column = dboost.cv(FRAME.assign(part=numbers), "y", folds="part", **OPTIONS | {"features": [*FEATURES]})
     by_text = dboost.cv(FRAME, "y", folds=pd.Series(np.array(list("abc"), object)[numbers], dtype=object), **OPTIONS)
     masks = [(numbers != k, numbers == k) for k in range(3)]
-    by_masks = dboost.cv(FRAME, "y", folds=masks, **OPTIONS)
-    for other in (by_column, by_masks, by_text):
+    by_masks = dboost.cv(FRAME, "y", folds=iter(masks), **OPTIONS)
+    by_series = dboost.cv(FRAME, "y", folds=pd.Series(masks), **OPTIONS)
+    for other in (by_column, by_masks, by_series, by_text):
         assert [one.sha256 for one in other.boosters] == [one.sha256 for one in by_values.boosters]
     only = FRAME[[*FEATURES, "y"]].assign(part=numbers)
     all_features = dboost.cv(only, "y", folds="part", max_iter=2, progress=False)
@@ -437,6 +438,7 @@ def test_divisions_that_do_not_go_together(given: dict[str, Any], message: str) 
         (1, "folds=1 must be at least 2"),
         (N + 1, "at most the number of rows"),
         ([], "there is no fold"),
+        (pd.Series([], dtype=object), "there is no fold"),
         ([(np.arange(5), np.arange(5, 9)), (np.arange(5),)], "is no pair"),
         ([(np.arange(5), np.array([4, 9]))], "row 4 is both trained on and held out"),
         ([(np.arange(5), np.array([N]))], f"row {N} is not among the {N} rows"),

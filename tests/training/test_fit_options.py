@@ -131,14 +131,15 @@ def test_leaf_values(target: str, regularized: dict[str, float]) -> None:
 
 
 @TARGETS
-def test_gains_are_what_splits_take_off_the_loss(target: str) -> None:
-    booster = fit(target, max_iter=1, max_leaf_nodes=9, categorical_l2=0.0)
+@pytest.mark.parametrize("alpha", [0.0, 3.0])
+def test_gains_are_what_splits_take_off_the_loss(target: str, alpha: float) -> None:
+    booster = fit(target, max_iter=1, max_leaf_nodes=9, categorical_l2=0.0, l1_regularization=alpha)
     tree = booster.ensemble.trees[0]
     g, h = gradients(target)
     leaf = np.asarray(booster.apply(FRAME))[:, 0]
 
     def worth(rows: np.ndarray) -> float:
-        return 0.5 * g[rows].sum() ** 2 / (h[rows].sum() + 1.0)
+        return 0.5 * max(abs(g[rows].sum()) - alpha, 0.0) ** 2 / (h[rows].sum() + 1.0)
 
     total = sum(worth(leaf == k) for k in range(9)) - worth(np.ones(len(FRAME), bool))
     assert tree.gain.sum() == pytest.approx(total, rel=1e-3), "histograms are quantised"
