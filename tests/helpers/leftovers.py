@@ -59,12 +59,13 @@ def leases(folder: Path | None) -> set[str]:
 
 def check_nothing_left(now: Callable[[], Set[str]], before: Set[str] = frozenset()) -> None:
     """Fail if something is held that was not held before, once what is about to end has ended."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline, pause = time.monotonic() + _PATIENCE, 0.0
     while held := now() - before:
         gc.collect()  # a caught error refers to what its functions had
         if time.monotonic() > deadline:
             raise AssertionError(f"this is left: {', '.join(sorted(held))}")
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = 0.05
 
 
 def fits_of(dask_scheduler: Scheduler) -> list[str]:
