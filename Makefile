@@ -11,13 +11,15 @@ ifneq ($(NUMBA_CACHE_DIR),)
 export NUMBA_CACHE_DIR
 endif
 
+# Every process of the tests that starts would compile dboost, its tests and the plugins of pytest again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run tests. On two processors, more of them use the time for which tests on clusters wait: make test PROCESSES=3
 PROCESSES ?= 2
 
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
-# pip would compile all modules in one process. They are compiled after it in several, and not when they are imported: processes
-# of tests would compile them again and again where PYTHONDONTWRITEBYTECODE is set.
+# pip would compile all modules in one process. They are compiled after it in several.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
@@ -79,7 +81,7 @@ clean:
 	rm -rf docs/_build docs/_generated
 	rm -rf $(VENV) build dist *.egg-info demo-output benchmarks/data
 	rm -rf .pytest_cache .hypothesis .ruff_cache .mypy_cache
-	find dboost tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find dboost tests benchmarks deploy docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first Python of the candidates that is new enough and able to make environments; some are names that do not start.
 $(VENV)/bin/python:
