@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -13,6 +14,7 @@ from distributed import Client
 
 import dboost
 from dboost.cluster.worker import worker_plugin
+from dboost.data.sources.paths import open_source
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import (
@@ -125,6 +127,19 @@ def test_partitions_larger_than_their_share(
             assert there.sha256 == dboost.fit(frame, target, start_from=start_from, **settings).sha256
             assert there.history["bytes_read"].iloc[-1] > 0
     assert max(given) > 2
+
+
+@pytest.mark.parametrize("of_file", [True, False], ids=["weights of the file", "weights beside it"])
+def test_a_row_group_that_is_decoded_once(client: Client, streaming: None, tune: Tune, tmp_path: Path, of_file: bool) -> None:
+    """One task reads all parts of a row group, unless roles come from another collection."""
+    tune(chunk_bytes=2**16)
+    FRAME.to_parquet(tmp_path / "rows.parquet", index=False)
+    parts = open_source(tmp_path, most_bytes=2**16, columns=[*OPTIONS["features"], "y", *(["w"] if of_file else [])])
+    n_parts = len(parts.parts)
+    assert n_parts > 1 and parts.runs(range(n_parts)) == [[*range(n_parts)]]
+    weight = "w" if of_file else dd.from_pandas(FRAME["w"], npartitions=n_parts)
+    there = dboost.fit(tmp_path, "y", sample_weight=weight, client=client, memory_limit="64MiB", **OPTIONS)
+    assert there.sha256 == dboost.fit(FRAME, "y", sample_weight="w", **OPTIONS).sha256
 
 
 @pytest.fixture(scope="module")
