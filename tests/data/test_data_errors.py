@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -155,6 +156,7 @@ NO_TABLES: list[tuple[Callable[[], Any], str]] = [
     (lambda: FRAME.groupby("a"), "DataFrameGroupBy: pass the frame that was grouped"),
     (lambda: lazy().groupby("a"), "GroupBy: pass the frame that was grouped"),
     (lambda: FRAME.rolling(3), "Rolling: pass the frame that was grouped"),
+    (lambda: sys.__stdin__, "TextIOWrapper: pass the path of the file"),
     (lambda: (FRAME, FRAME["y"]), "a tuple of a table and its targets: pass them as two arguments"),
     (lambda: (X, Y), "a tuple of a table and its targets: pass them as two arguments"),
     (lambda: ["a.csv", 3], "its items must all be paths"),

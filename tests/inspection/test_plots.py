@@ -141,6 +141,10 @@ def test_surfaces_are_the_dependence() -> None:
 def test_panels_have_numbers_below_every_column_and_stand_evenly(target: str) -> None:
     axes = axes_of(booster(target).plot_partial_dependence(["x", "town"]))
     assert len(axes) == 7  # three in a row, and one alone in the last
+    if target == "y":
+        table = booster(target).partial_dependence(["x", "town"])
+        for ax, (_, part) in zip(axes, table.groupby("town", dropna=False, sort=False), strict=True):
+            assert ax.lines[0].get_ydata() == pytest.approx(part["value"])
     axes[0].figure.canvas.draw()
     numbered = [any(label.get_visible() and label.get_text() for label in ax.get_xticklabels()) for ax in axes]
     assert numbered == [False] * 4 + [True] * 3 and [bool(ax.get_xlabel()) for ax in axes] == numbered
@@ -257,16 +261,18 @@ assert matplotlib.rcParams["axes.spines.top"]
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_categories_are_in_the_order_of_their_effect() -> None:
-    rows = pd.DataFrame({"town": list("cabd") * 60, "x": np.arange(240.0)})
-    effect = rows["town"].map({"a": 20_000, "b": -30_000, "c": 0, "d": 70_000})
-    model = dboost.fit(rows.assign(y=effect + rows["x"]), "y", max_iter=5)
+@pytest.mark.parametrize("levels", ["abcd", (1.5, 2.5, 3.5, 4.5)], ids=["text", "numbers"])
+def test_categories_are_in_the_order_of_their_effect(levels: Any) -> None:
+    a, b, c, d = levels
+    rows = pd.DataFrame({"town": [c, a, b, d] * 60, "x": np.arange(240.0)})
+    effect = rows["town"].map({a: 20_000, b: -30_000, c: 0, d: 70_000})
+    model = dboost.fit(rows.assign(y=effect + rows["x"]), "y", max_iter=5, categorical_features=["town"])
     for ax in (model.plot_partial_dependence(rows, "town"), model.plot_shap_dependence(rows, "town")):
-        assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "c", "a", "d"]
+        assert [label.get_text() for label in ax.get_yticklabels()] == [str(level) for level in (b, c, a, d)]
         ax.figure.draw_without_rendering()
         assert any("," in label.get_text() for label in ax.get_xticklabels()), "numbers as everywhere: 20,000"
     names = {text.get_text(): text.get_color() for text in model.plot_shap_summary(rows).texts}
-    assert {"b", "d"} <= set(names) and names["b"] != names["d"]
+    assert {str(b), str(d)} <= set(names) and names[str(b)] != names[str(d)]
 
 
 def test_waterfalls_have_whole_names_and_values() -> None:

@@ -245,6 +245,7 @@ UNORDERED: dict[str, tuple[Any, str]] = {
     "names of months": (DAYS.strftime("%b %d %Y"), "format '%b %d %Y'.*in pandas by"),
     "points": (DAYS.strftime("%d.%m.%Y"), "'%d.%m.%Y', day first"),
     "weeks": ([f"week {k}" for k in range(60)], r"text such as 'week 0', whose order .* ordered=True"),
+    "another encoding": ([f"{k} août".encode("latin-1") for k in range(60)], "text such as .*0 ao"),
     "quarter first": ([f"Q{k % 4 + 1} {1990 + k // 4}" for k in range(60)], "text such as 'Q1 1990'"),
     "short years": (pd.date_range("2023-11-20", periods=60, freq="MS").strftime("%Y-%m").str[2:], "text"),
     "of unequal length": ([f"2023/{k // 28 + 1}/{k % 28 + 1}" for k in range(60)], "holds text"),
