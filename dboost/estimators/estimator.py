@@ -26,6 +26,8 @@ from dboost.data.columns.read_plan import chosen_features
 from dboost.data.kinds.named_columns import with_named_constraints
 from dboost.data.kinds.predictions_like import NAME
 from dboost.data.kinds.table_kinds import is_dask, is_path, names_of_table, no_table
+from dboost.data.output.predict_stream import stream_to_predict
+from dboost.data.sources.sources import Stream
 from dboost.dataset import Dataset
 from dboost.errors import ParameterError, warn
 from dboost.estimators.constructor import (
@@ -441,7 +443,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             names = names_of_table(X)
             if names is not None:
                 names.check_once(names)  # scikit-learn raises the error of another library
-            validate_data(self, outline(X), reset=True, skip_check_array=True)
+            validate_data(self, outline(X, names), reset=True, skip_check_array=True)
         else:
             chosen = chosen_features(self.features, names_of_table(X))
             self.feature_names_in_, self.n_features_in_ = np.array(chosen, object), len(chosen)
@@ -454,15 +456,15 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     def _check_features(self, X: Any) -> None:
         """Check the columns of X as scikit-learn does: the features in the order of the training data.
 
-        Further columns are ignored. With `features` the columns are selected by name, in any order.
+        Further columns are ignored. With `features` the columns are selected by name, in any order; those of files always are.
         """
-        names = names_of_table(X)
+        names = X.names if isinstance(X, Stream) else names_of_table(X)
         is_other = not is_a(X, "dask.array", "Array") if is_dask(X) else no_table(X) is not None
         is_unknown = has_unknown_names(X) or (names is None and is_other)
         if is_path(X) or is_unknown or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
         if names is None or not self.booster_.ensemble.named:
-            validate_data(self, outline(X), reset=False, skip_check_array=True)
+            validate_data(self, outline(X, names), reset=False, skip_check_array=True)
             return
         known = self.booster_.feature_names_in_
         features = list(dict.fromkeys(names))  # the model raises an error if a feature occurs twice
@@ -477,6 +479,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     def _predict_with(self, X: Any, method: str, **arguments: Any) -> Any:
         """Call a method of the model; return arrays for all data in memory, as scikit-learn does."""
         check_is_fitted(self)
+        X = stream_to_predict(X) if has_unknown_names(X) else X
         self._check_features(X)
         prediction = getattr(self.booster_, method)(X, **arguments)
         if is_a(prediction, "pyarrow", "RecordBatchReader"):  # of a stream that can be read once only

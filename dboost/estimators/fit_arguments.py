@@ -74,9 +74,8 @@ def as_targets(y: Any) -> Any:
     return y
 
 
-def outline(X: Any) -> Any:
-    """Return a table with the same columns: of a dataframe of any library a pandas frame without rows."""
-    names = names_of_table(X)
+def outline(X: Any, names: Names | None) -> Any:
+    """Return a table with the same columns: of one with names a pandas frame without rows."""
     return X if names is None else pd.DataFrame(columns=list(names.labels))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -20,6 +21,7 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
+from tests.helpers.table_forms import STREAMS, new_file
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -115,11 +117,12 @@ def test_attributes() -> None:
     assert model.is_categorical_ is None
 
 
-def test_names_of_features() -> None:
+def test_names_of_features(tmp_path: Path) -> None:
     frame, number, _ = shop()
     model = DBoostRegressor(max_iter=3).fit(frame, number)
     expected = model.predict(frame)
-    for as_kind in (pd.DataFrame, pa.Table.from_pandas, pl.from_pandas, lambda of: dd.from_pandas(of, npartitions=2)):
+    frames = [pd.DataFrame, pa.Table.from_pandas, pl.from_pandas, lambda of: dd.from_pandas(of, npartitions=2)]
+    for as_kind in (*frames, *(lambda of, make=make: make(of, new_file(tmp_path, "")) for make in STREAMS.values())):
         more = frame.assign(more=1)[["more", "price", "size", "town"]]
         np.testing.assert_array_equal(model.predict(as_kind(more)), expected)  # further columns are ignored
         for other in (["town", "size", "price"], ["more", "town", "size", "price"]):
