@@ -179,7 +179,7 @@ def test_line_breaks_in_quotes_on_the_boundary_of_blocks(text: str, tmp_path: Pa
     frame.to_csv(file, index=False)
     whole = content(open_table(file, "y", features=["a", "b"]))
     n_refused = 0
-    for block_bytes in range(100, 160):  # no rows are lost or changed: they are all read, or there is an error
+    for block_bytes in range(100, 160, 3):  # no rows are lost or changed: they are all read, or there is an error
         tune(csv_block_bytes=block_bytes)
         try:
             found = content(open_table(file, "y", features=["a", "b"]))

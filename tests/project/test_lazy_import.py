@@ -30,9 +30,11 @@ print("numba.np.arrayobj" in sys.modules)
 
 
 def test_training_on_arrays_imports_neither_libraries_of_tables_nor_the_compiler() -> None:
-    """The compiler would take 45 MiB and 0.35 s. The first process compiles what is not in the cache."""
+    """The compiler would take 45 MiB and 0.35 s. A first process may compile what is not in the cache."""
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", ARRAYS_ONLY], capture_output=True, text=True, check=True)
+        if done.stdout.endswith("False\n"):
+            break
     *libraries, compiler = done.stdout.splitlines()
     assert libraries == ["", "2", "True"], "the table of the history needs pandas"
     assert compiler == "False" or not KNOWN_NUMBA, "other versions of Numba load their compiler with a compiled kernel"
