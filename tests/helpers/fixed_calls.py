@@ -57,45 +57,45 @@ class Fixed:
         frame = _with_bounds(FRAME) if "lower" in self.target else FRAME
         return dboost.fit(frame, self.target, **DEFAULTS | {"features": FEATURES} | n_trees | self.first)
 
-    @property
+    @cached_property
     def kinds(self) -> set[str]:
         """Return what of the fit a place may have code of its own for."""
-        given = {name for name in KINDS if self.options.get(name) is not None}
+        named = {name for name in KINDS if self.options.get(name) is not None}
         values = {f"{name}={value}" for name, value in self.options.items() if isinstance(value, str) and name not in ROLES}
-        found = given | (values & {"step=line_search", "criterion=gradient", "growth=depth_wise", "split_proposal=exact"})
-        found |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
+        kinds = named | (values & {"step=line_search", "criterion=gradient", "growth=depth_wise", "split_proposal=exact"})
+        kinds |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
         if "normal" in (self.options.get("loss"), (self.first or {}).get("loss")):
-            found.add("loss=normal")
+            kinds.add("loss=normal")
         if values & {"loss=absolute_error", "loss=quantile"}:
-            found.add("quantiles")
+            kinds.add("quantiles")
         if isinstance(self.options.get("loss"), list):
-            kinds = {"absolute_error": "quantiles", "quantile": "quantiles", "huber": "loss=huber"}
-            found |= {kinds[loss] for loss in self.options["loss"] if loss in kinds}
+            same = {"absolute_error": "quantiles", "quantile": "quantiles", "huber": "loss=huber"}
+            kinds |= {same[loss] for loss in self.options["loss"] if loss in same}
         elif not isinstance(self.options.get("loss", "auto"), str):
-            found.add("own loss")
+            kinds.add("own loss")
             if self.options["loss"].statistic is not None:
-                found.add("statistic of all rows")
+                kinds.add("statistic of all rows")
         if self.options.get("boosting") == "forest":
-            found |= {"forest", "forest, continued"} if self.first is not None else {"forest"}
+            kinds |= {"forest", "forest, continued"} if self.first is not None else {"forest"}
         if isinstance(self.target, list):
-            found.add("several targets")
+            kinds.add("several targets")
         if self.first is not None:
-            found.add("refitted" if self.refits else "continued")
+            kinds.add("refitted" if self.refits else "continued")
         if isinstance(self.options.get("learning_rate"), list):
-            found.add("learning_rate")
+            kinds.add("learning_rate")
         if self.frame.shape[1] > 32:
-            found.add("many columns")
+            kinds.add("many columns")
         if self.options.get("eval_metric") is METRICS:
-            found.add("own metrics")
+            kinds.add("own metrics")
         if self.target in ("grade", "level"):
-            found.add("classes")
+            kinds.add("classes")
         if self.frame is LIGHT_START:
-            found.add("a partition of weight zero")
+            kinds.add("a partition of weight zero")
         if self.frame is IN_SMALL_UNITS:
-            found.add(f"small units of {'weights' if 'sample_weight' in self.options else 'targets'}")
+            kinds.add(f"small units of {'weights' if 'sample_weight' in self.options else 'targets'}")
         if "multi_strategy" in (self.options if self.first is None else self.first):
-            found.add("one tree for all outputs")
-        return found
+            kinds.add("one tree for all outputs")
+        return kinds
 
 
 ROLES = ("sample_weight", "offset", "group")
