@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import tempfile
 import threading
@@ -59,13 +60,16 @@ def leases(folder: Path | None) -> set[str]:
 
 def check_nothing_left(now: Callable[[], Set[str]], before: Set[str] = frozenset()) -> None:
     """Fail if something is held that was not held before, once what is about to end has ended."""
-    deadline, pause = time.monotonic() + _PATIENCE, 0.0
-    while held := now() - before:
-        gc.collect()  # a caught error refers to what its functions had
+    deadline = time.monotonic() + _PATIENCE
+    for attempt in itertools.count():
+        held = now() - before
+        if not held:
+            return
         if time.monotonic() > deadline:
             raise AssertionError(f"this is left: {', '.join(sorted(held))}")
-        time.sleep(pause)
-        pause = 0.05
+        # A caught error refers to what its functions had. It is young, and going through all objects takes up to a second.
+        gc.collect(1 if attempt < 3 else 2)
+        time.sleep(0.01 if attempt < 3 else 0.05)
 
 
 def fits_of(dask_scheduler: Scheduler) -> list[str]:

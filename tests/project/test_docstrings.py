@@ -15,6 +15,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 LIBRARIES = {"optuna", "shap"}
 parsed = cache(ast.parse)
 
+
+def teardown_module() -> None:
+    parsed.cache_clear()  # the garbage collections of later tests would go through a million nodes
+
+
 #: "name : meaning", at the beginning of a line or after another one, with several names or one.
 _SHORT = re.compile(r"(?:^|[.;] )((?:\*{0,2}[A-Za-z_]\w*, )*\*{0,2}[A-Za-z_]\w*) : ", re.MULTILINE)
 #: "Do the same", "Return the same of …", "Do the work of …": what that is depends on the docstring of another function.

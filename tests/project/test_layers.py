@@ -78,6 +78,10 @@ LAYER_OF = {name: layer for layer, packages in enumerate(LAYERS) for name in pac
 parse = cache(ast.parse)
 
 
+def teardown_module() -> None:
+    parse.cache_clear()  # the garbage collections of later tests would go through a million nodes
+
+
 @cache
 def imports(module: str, source: str) -> list[tuple[int, str, bool]]:
     """Return all imports of a module as (line, absolute dotted name, at module level)."""
