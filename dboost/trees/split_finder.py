@@ -280,11 +280,8 @@ class SplitFinder:
     def _sum(self, histogram: np.ndarray) -> np.ndarray:
         """Return a node's sums, which are those of the buckets of any one feature."""
         n_codes = int(self._layout.offset[self._first + 1] - self._layout.offset[self._first])
-        total = np.array([0.0, 0.0, 0.0, -np.inf, np.inf])
-        total[: len(histogram)] = histogram[:, :n_codes].sum(axis=1)
-        if len(histogram) == 2:
-            total[2] = total[1]
-        return total
+        gradient, hessian, *count = histogram[:, :n_codes].sum(axis=1).tolist()
+        return np.array([gradient, hessian, count[0] if count else hessian, -np.inf, np.inf])
 
 
 def _no_histograms(*, is_packed: bool) -> Histograms:

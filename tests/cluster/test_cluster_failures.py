@@ -49,7 +49,7 @@ from tests.helpers.clusters import (
     threads_cluster,
     until,
 )
-from tests.helpers.faults import nothing_is_held
+from tests.helpers.faults import Fault, Faults, nothing_is_held
 from tests.helpers.on_workers import Squares
 from tests.helpers.tune import Tune
 
@@ -349,6 +349,15 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(tune: Tune) -> None
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
             dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
         until(lambda: not any(processes.client.run(held_fits).values()))
+
+
+@pytest.mark.slow
+def test_a_table_that_never_has_more_partitions_ready_is_given_up(cluster: Processes, tune: Tune) -> None:
+    tune(losses_without_progress=3)
+    message = "workers were lost 3 times since more partitions of the training data than before were ready"
+    faults = [Fault("given up", "scan_partitions", k) for k in range(12)]
+    with Faults(cluster, faults), pytest.raises(dboost.DBoostError, match=message):
+        dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
 
 
 @pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])
