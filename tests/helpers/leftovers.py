@@ -98,11 +98,12 @@ def held_on(client: Client, *, workers: bool = True) -> set[str]:
     from dboost.cluster.training.cluster_dataset import ClusterRows
 
     sessions = client.run(_on_worker, on_error="ignore").values() if workers else ()
-    found = client.run_on_scheduler(_on_scheduler).union(*sessions)
-    # `isinstance` would ask a proxy of an object that is gone for its class.
-    if any(issubclass(type(item), ClusterRows) and item.futures for item in gc.get_objects()):  # the test still has a data set
-        return {name for name in found if not name.startswith("key ")}
-    return found
+    held = client.run_on_scheduler(_on_scheduler).union(*sessions)
+    keys = {name for name in held if name.startswith("key ")}
+    # The test may still have a data set. `isinstance` would ask a proxy of an object that is gone for its class.
+    if keys and any(issubclass(type(item), ClusterRows) and item.futures for item in gc.get_objects()):
+        held -= keys
+    return held
 
 
 @contextlib.contextmanager
