@@ -32,12 +32,14 @@ from dboost.prepared.dataset_settings import describe
 from dboost.prepared.prepare import table_in_bins, write_dataset
 from dboost.session.memory import Budget
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
+from dboost.tracebacks import short_traceback
 from dboost.training.auto_iterations import FRACTION, check_refit, refitted, validation_plan_maker, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.fit import interruptible_reading
 from dboost.training.request import FitRequest, check_group, checked_callbacks
 
 
+@short_traceback
 @accepts_peer_names
 @shows_parameters
 def fit(
@@ -258,6 +260,7 @@ def fit(
     return booster
 
 
+@short_traceback
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:
     """Train a boosted model in a thread, for clients with ``asynchronous=True`` and other coroutines.
 
@@ -299,6 +302,7 @@ def belongs_to_fit(name: str) -> str | None:
     return ": it is an argument of dboost.fit" if name in inspect.signature(fit).parameters else None
 
 
+@short_traceback
 @accepts_peer_names(belongs=belongs_to_fit)
 def prepare(
     data: Any,
@@ -479,6 +483,7 @@ def _prepared_on(
 _CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
 
 
+@short_traceback
 def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = None, **keywords: Any) -> Iterator[Booster]:
     """Train on a sequence of chunks, one after the other; a generator of models.
 

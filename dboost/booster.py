@@ -51,6 +51,7 @@ from dboost.params.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_source_name
+from dboost.tracebacks import short_traceback, short_tracebacks
 from dboost.training.fit import FitResult
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ else:  # imported at the first access: training and predicting need none of them
 Range = tuple[int, int]
 
 
+@short_tracebacks
 @serves_peer_names
 class Booster:
     """A trained model. `dboost.fit` and `dboost.load` return one.
@@ -1421,6 +1423,7 @@ class Booster:
             self.outputs.check_offset()  # of lazy data now, not when they are read
         return predict_through(X, function, features=read, named=self.ensemble.named, names=names, dtype=dtype, offset=offset)
 
+    @short_traceback
     def _staged(self, X: Any, form: OutputForm, n_threads: int | None, offset: Any) -> Iterator[Any]:
         offset = self._offset_of(X, offset)
         if is_path(X) or is_dask(X):
@@ -1455,6 +1458,7 @@ def _threads_for(X: Any, n_threads: int | None) -> int | None:
     return 1 if n_threads is None and (is_path(X) or is_dask(X)) else n_threads
 
 
+@short_traceback
 def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
     """Read a model from its file, in either form. Nothing in the file is executed.
 
@@ -1487,6 +1491,7 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
     return Booster(ensemble, loss=loss)
 
 
+@short_traceback
 def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
     """Convert a model of XGBoost to a Booster with the same predictions.
 
@@ -1523,6 +1528,7 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     return Booster(xgboost_import.from_xgboost(model, dict(levels or {})))
 
 
+@short_traceback
 def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
     """Convert a model of LightGBM to a Booster with the same predictions.
 

@@ -41,6 +41,7 @@ from dboost.prepared.dataset_rows import BinnedRows
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit, trim_memory
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
+from dboost.tracebacks import short_traceback, short_tracebacks
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, StoppingRule, rounds_of_rule
 from dboost.training.checkpoint import first_difference, plain
@@ -61,6 +62,7 @@ from dboost.training.progress import Progress
 from dboost.training.request import FitRequest, checked_callbacks, parse_time_limit, tree_needs
 
 
+@short_tracebacks
 @dataclass(frozen=True, eq=False)
 class CVResult:
     """The result of `cv`.
@@ -220,6 +222,7 @@ class CVResult:
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
+@short_traceback
 @accepts_peer_names(belongs=belongs_to_fit)
 @shows_parameters
 def cv(

@@ -26,11 +26,13 @@ from dboost.prepared.dataset_rows import BinnedRows
 from dboost.prepared.dataset_settings import named_roles, roles_of_fits
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
+from dboost.tracebacks import short_tracebacks
 
 #: Names of features in the display of a notebook.
 _SHOWN = 12
 
 
+@short_tracebacks
 class Dataset:
     """A table that was read and binned once; `dboost.fit` accepts it as data.
 

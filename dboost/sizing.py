@@ -35,6 +35,7 @@ from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
+from dboost.tracebacks import short_traceback
 from dboost.training.plan import precision_of
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy
 from dboost.tuning import tuning
@@ -151,6 +152,7 @@ class Plan:
         return html_card(self._title(), self._lines())
 
 
+@short_traceback
 def plan(
     rows: int,
     columns: int,

@@ -16,7 +16,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from dboost.errors import (
     reason,
     shown,
 )
+from dboost.tracebacks import whole_tracebacks
 
 #: Warnings that come from files in this folder are those of dboost.
 _PACKAGE = Path(__file__).parent.parent
@@ -120,7 +121,8 @@ def _log_shown(is_verbose: bool) -> Iterator[None]:
 
 def _run(arguments: Any, terminated: list[int]) -> int:
     try:
-        with _plain_warnings(), _log_shown(getattr(arguments, "verbose", False)):
+        frames = whole_tracebacks() if getattr(arguments, "debug", False) else nullcontext()
+        with _plain_warnings(), _log_shown(getattr(arguments, "verbose", False)), frames:
             arguments.run(arguments)
     except KeyboardInterrupt as stop:
         return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)

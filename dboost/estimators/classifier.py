@@ -16,8 +16,10 @@ from dboost.estimators.estimator import BaseGradientBoosting, Range
 from dboost.estimators.fit_arguments import as_targets
 from dboost.estimators.tags import add_tags_of_classes
 from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes, serves_peer_names
+from dboost.tracebacks import short_tracebacks
 
 
+@short_tracebacks
 @documented
 @serves_peer_names
 class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):

@@ -65,6 +65,7 @@ from dboost.params import (
 from dboost.params.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
+from dboost.tracebacks import short_tracebacks
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.fit import FitResult
@@ -111,6 +112,7 @@ class StartingModel(NamedTuple):
         return True
 
 
+@short_tracebacks
 @serves_peer_names
 class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     """Base class of the estimators, with the arguments that both have."""

@@ -15,8 +15,10 @@ from dboost.estimators.estimator import BaseGradientBoosting, Range
 from dboost.estimators.fit_arguments import as_targets, threads_of
 from dboost.estimators.tags import add_tags_of_numbers
 from dboost.params import accepts_names_of_intervals, accepts_names_of_predictions, is_for_classes, serves_peer_names
+from dboost.tracebacks import short_tracebacks
 
 
+@short_tracebacks
 @documented
 @serves_peer_names
 class DBoostRegressor(RegressorMixin, BaseGradientBoosting):

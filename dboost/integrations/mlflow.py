@@ -23,6 +23,7 @@ from dboost._lazy_import import pd
 from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.files.path_text import path_text
+from dboost.tracebacks import short_traceback
 from dboost.training.callbacks import Iteration
 from dboost.training.fit import OBSERVERS, FitResult
 from dboost.training.history import metrics_of
@@ -52,6 +53,7 @@ _MAX_METRICS, _MAX_LENGTH, _SECONDS = 1000, 6000, 1.0
 # Models.
 
 
+@short_traceback
 def save_model(
     booster: Booster,
     path: str | os.PathLike[str],
@@ -106,6 +108,7 @@ def save_model(
         )
 
 
+@short_traceback
 def log_model(booster: Booster, name: str = "model", *, registered_model_name: str | None = None, **options: Any) -> Any:
     """Log a model to the active run of MLflow, or to a new one.
 
@@ -135,6 +138,7 @@ def log_model(booster: Booster, name: str = "model", *, registered_model_name: s
     return Model.log(artifact_path=None, name=name, **options)
 
 
+@short_traceback
 def load_model(model_uri: str) -> Booster:
     """Load a model that `log_model` or `save_model` wrote.
 
@@ -236,6 +240,7 @@ def _load_pyfunc(path: str) -> ServedModel:
 # Automatic logging.
 
 
+@short_traceback
 def autolog(
     *,
     disable: bool = False,

@@ -11,6 +11,7 @@ from typing import Any
 
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.metrics.named import rises
+from dboost.tracebacks import short_tracebacks
 from dboost.training.callbacks import Iteration
 
 try:
@@ -19,6 +20,7 @@ except ImportError as error:
     raise MissingExtraError("optuna is not installed; it comes with the extra: pip install 'dboost[optuna]'") from error
 
 
+@short_tracebacks
 class PruningCallback:
     """A callback that reports a metric of every iteration to a trial, and ends the fit if the trial is to be pruned.
 

@@ -29,6 +29,7 @@ from dboost.losses.base import AllRows, BaseLoss, Leaves, Link, PartOfRows, RowS
 from dboost.losses.gradient_pass import LARGEST
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossTerms
+from dboost.tracebacks import short_traceback
 
 
 class Loss:
@@ -94,15 +95,15 @@ class Loss:
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Return the loss of each row."""
-        raise NotImplementedError
+        raise _undefined(self, "value")
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Return dL/dF of each row."""
-        raise NotImplementedError
+        raise _undefined(self, "gradient")
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Return d²L/dF² of each row."""
-        raise NotImplementedError
+        raise _undefined(self, "hessian")
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
         """Return the raw scores of predictions."""
@@ -115,6 +116,10 @@ class Loss:
     def with_statistic(self, statistic: Any) -> Loss:
         """Return the loss with that value of its `statistic`."""
         return self
+
+
+def _undefined(loss: Loss, method: str) -> ParameterError:
+    return ParameterError(f"loss {loss.name!r} has no method {method}: a loss defines value, gradient and hessian")
 
 
 #: Attributes that a custom loss had, and what to declare instead.
@@ -276,6 +281,7 @@ def _largest(derivatives: np.ndarray) -> np.ndarray:
     return np.abs(derivatives).max(axis=1, initial=0.0).astype(np.float64)
 
 
+@short_traceback
 def register(loss: type[Loss] | Loss) -> None:
     """Make a custom loss known by its name, so that models trained with it can be loaded and predict.
 

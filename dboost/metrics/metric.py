@@ -21,6 +21,7 @@ from dboost.errors import ParameterError
 from dboost.exact import unit_for
 from dboost.losses import BaseLoss
 from dboost.losses.base import target_column
+from dboost.tracebacks import short_tracebacks
 
 #: Largest number of rows of a piece, see `ScoredRows.pieces`.
 _PIECE_ROWS = 1 << 15
@@ -145,6 +146,7 @@ class MetricReduction:
         return self.greater_is_better
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class Metric:
     """A metric of your own that is merged over partitions and workers.

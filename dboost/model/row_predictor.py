@@ -20,6 +20,7 @@ from dboost.errors import DataError, InputTypeError
 from dboost.kernels.predict import predict_rows
 from dboost.model.ensemble import Ensemble, Range, averaged, traversal_forest
 from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature, Level
+from dboost.tracebacks import short_tracebacks
 
 #: Types of values that have the kind of the levels of a feature; NumPy's other integers and floats are numbers, too.
 _TYPES: dict[str, frozenset[type]] = {
@@ -30,6 +31,7 @@ _TYPES: dict[str, frozenset[type]] = {
 _NAN = float("nan")
 
 
+@short_tracebacks
 class RowPredictor:
     """Predicts one row, or few rows, with little overhead; `Booster.predictor` makes one and documents it.
 

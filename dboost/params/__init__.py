@@ -15,10 +15,6 @@ from dboost.params.parameters import (
     Number,
     Parameters,
     TreeParameters,
-    accepts_names_of_intervals,
-    accepts_names_of_predictions,
-    accepts_names_of_trees,
-    accepts_peer_names,
     canonical,
     documentation,
     entry,
@@ -28,9 +24,15 @@ from dboost.params.parameters import (
     loss_names,
     make_parameters,
     read_arcbites,
-    serves_peer_names,
     shows_parameters,
     with_seed,
+)
+from dboost.params.peer_keywords import (
+    accepts_names_of_intervals,
+    accepts_names_of_predictions,
+    accepts_names_of_trees,
+    accepts_peer_names,
+    serves_peer_names,
 )
 
 __all__ = [

@@ -315,7 +315,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     values = rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None
-    loss_unit = unit_for(1e10, n)
+    loss_unit = unit_for(1e13, n)  # the largest loss of a normal distribution at these scores is about 1e11
 
     def walked(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, ...]:
         score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)

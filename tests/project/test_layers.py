@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "dboost"
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
     {"display", "errors", "schema", "thread_limits", "tuning", "version", "_lazy_import"},
-    {"config"},
+    {"config", "tracebacks"},
     {"files"},
     {"kernels"},
     {"exact"},

@@ -1,4 +1,7 @@
-"""A mistake has the same error, with the same row, at every entrance and in every form: `MISTAKES` × `ENTRANCES` × `FORMS`."""
+"""A mistake has the same error, with the same row, at every entrance and in every form: `MISTAKES` × `ENTRANCES` × `FORMS`.
+
+Its traceback ends at the call: no frame of dboost is shown.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from distributed import Client
 
 from dboost.errors import DataError
+from tests.helpers.shown_frames import frames_of_dboost
 from tests.suite.covering import cells, combinations
 from tests.suite.entrances import ENTRANCES, Given
 from tests.suite.forms import FORMS
@@ -38,3 +42,4 @@ def test_a_mistake_has_one_error(client: Client, tmp_path: Path, mistake: str, e
     partition = "(partition 0: )?" if wrong.is_of_column else ""
     sentence = wrong.pattern(table.names(starts))
     assert re.fullmatch(f"{prefix}{partition}{sentence}{way.suffix}", str(caught.value)), str(caught.value)
+    assert frames_of_dboost(caught.value) == []

@@ -62,6 +62,7 @@ from dboost.data.kinds.predictor import Predictor
 from dboost.data.kinds.table_kinds import is_path, library, predictions_like
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
+from dboost.tracebacks import short_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -492,10 +493,12 @@ def _through_array(data: da.Array, task: Any, predictor: Predictor) -> da.Array:
     return da.map_blocks(_predict_block, data, predictor=task, dtype=predictor.dtype, meta=meta, **shape)
 
 
+@short_traceback
 def _predict_block(block: Any, predictor: PackedPredictor) -> np.ndarray:
     return predictor.unpacked().promised(block)
 
 
+@short_traceback
 def _predict_frame(frame: pd.DataFrame, predictor: PackedPredictor) -> Any:
     unpacked = predictor.unpacked()
     return predictions_like(unpacked.promised(frame), frame, unpacked.names)
