@@ -88,6 +88,8 @@ _LATE = {
     "plan": "sizing",
     "prepare": "api",
 }
+#: Modules with more public names.
+_MODULES = ("integrations", "losses", "metrics", "params")
 
 
 def __getattr__(name: str) -> Any:
@@ -105,4 +107,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

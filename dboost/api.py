@@ -14,6 +14,19 @@ from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, Unpack
 
+from dboost.argument_types import (
+    CategoricalFeatures,
+    Client,
+    ColumnLike,
+    EvaluationSets,
+    MetricLike,
+    ModelLike,
+    RandomState,
+    RowFilterLike,
+    TableLike,
+    TargetLike,
+    WorkersLike,
+)
 from dboost.booster import Booster, as_booster, trained
 from dboost.cluster.client.client import client_for
 from dboost.data.columns.labels import CONSTRAINTS
@@ -43,29 +56,29 @@ from dboost.training.request import FitRequest, check_group, checked_callbacks
 @accepts_peer_names
 @shows_parameters
 def fit(
-    data: Any,
-    target: Any = ...,
+    data: TableLike,
+    target: TargetLike = ...,
     *,
-    sample_weight: Any = None,
-    offset: Any = None,
-    group: Any = None,
+    sample_weight: ColumnLike | None = None,
+    offset: ColumnLike | None = None,
+    group: ColumnLike | None = None,
     features: Sequence[str] | None = None,
-    categorical_features: Any = "from_dtype",
-    filter: Any = None,
-    eval_set: Any = None,
-    eval_metric: Any = None,
+    categorical_features: CategoricalFeatures = "from_dtype",
+    filter: RowFilterLike | None = None,
+    eval_set: EvaluationSets | None = None,
+    eval_metric: MetricLike | None = None,
     early_stopping: EarlyStopping | None = None,
     validation_fraction: float | None = None,
     refit: bool = False,
-    client: Any = None,
-    workers: Any = None,
+    client: Client | None = None,
+    workers: WorkersLike | None = None,
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     memory_limit: int | str | None = None,
     time_limit: float | str | None = None,
-    start_from: Any = None,
-    init_model: Any = None,
+    start_from: ModelLike | None = None,
+    init_model: ModelLike | None = None,
     source_name: str | None = None,
     continue_bins: str = "new",
     continue_steps: str = "damped",
@@ -165,13 +178,8 @@ def fit(
         need, the classes, and statistics that predictions need (baseline and leaf values). It gives the same predictions, but
         `drift`, path-dependent Shapley values, partial dependence without data and ``continue_bins="kept"`` are not possible.
     **parameters
-        Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy` of
-        `growth`, and `leaf_estimation` of `step`. A parameter
-        and its alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
-        rate for each. ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows
-        of `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and
-        `early_stopping_rounds` change that. Give an `eval_set` of later rows if the model will predict later rows than it
-        learns from: rows that are held out at random cannot tell how well it does.
+        Parameters of learning. These names of other libraries are aliases: `grow_policy` of `growth`, and `leaf_estimation` of
+        `step`; a parameter and its alias together are an error.
 
     Returns
     -------
@@ -183,6 +191,13 @@ def fit(
         Naming the column, partition, rows or parameter. All are `DBoostError`.
     FitInterrupted
         On ^C; a `KeyboardInterrupt` with the number of completed iterations.
+
+    Notes
+    -----
+    ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows of
+    `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and `early_stopping_rounds`
+    change that. Give an `eval_set` of later rows if the model will predict later rows than it learns from: rows that are held
+    out at random cannot tell how well it does.
 
     Examples
     --------
@@ -261,7 +276,9 @@ def fit(
 
 
 @short_traceback
-async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:
+async def fit_async(
+    data: TableLike, target: TargetLike = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any
+) -> Booster:
     """Train a boosted model in a thread, for clients with ``asynchronous=True`` and other coroutines.
 
     Cancelling it ends the fit after the iteration that is running.
@@ -305,25 +322,25 @@ def belongs_to_fit(name: str) -> str | None:
 @short_traceback
 @accepts_peer_names(belongs=belongs_to_fit)
 def prepare(
-    data: Any,
-    target: Any,
+    data: TableLike,
+    target: TargetLike,
     path: str | os.PathLike[str] | None = None,
     *,
-    sample_weight: Any = None,
-    offset: Any = None,
-    group: Any = None,
+    sample_weight: ColumnLike | None = None,
+    offset: ColumnLike | None = None,
+    group: ColumnLike | None = None,
     features: Sequence[str] | None = None,
-    categorical_features: Any = "from_dtype",
-    filter: Any = None,
+    categorical_features: CategoricalFeatures = "from_dtype",
+    filter: RowFilterLike | None = None,
     max_bins: int = 255,
-    random_state: Any = 0,
-    start_from: Any = None,
-    init_model: Any = None,
+    random_state: RandomState = 0,
+    start_from: ModelLike | None = None,
+    init_model: ModelLike | None = None,
     continue_bins: str = "new",
     memory_limit: int | str | None = None,
     n_threads: int | None = None,
-    client: Any = None,
-    workers: Any = None,
+    client: Client | None = None,
+    workers: WorkersLike | None = None,
     publish: str | None = None,
     progress: bool | None = None,
 ) -> Dataset:
@@ -393,7 +410,7 @@ def prepare(
             "prepare(…, start_from=…) needs continue_bins='kept', the split points of the model: other bins do not tell which "
             "leaves of its trees the rows are in; or fit on the table itself with start_from"
         )
-    shaping = {"features": features, "categorical_features": categorical_features}
+    shaping: dict[str, Any] = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
     row_filter = None if filter is None else RowFilter(filter)
     table = TableInput(data, roles, **shaping, row_filter=row_filter, client=client, workers=workers)
@@ -484,7 +501,9 @@ _CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
 
 
 @short_traceback
-def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = None, **keywords: Any) -> Iterator[Booster]:
+def continue_on(
+    chunks: Iterable[TableLike], target: TargetLike | None = None, *, start_from: ModelLike | None = None, **keywords: Any
+) -> Iterator[Booster]:
     """Train on a sequence of chunks, one after the other; a generator of models.
 
     Parameters

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from dboost._lazy_import import late, pd
+from dboost.argument_types import Client, ColumnLike, Predictions, RowFilterLike, TableLike, TargetLike
 from dboost.data import predict_through
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import is_dask, is_path, predictions_like
@@ -487,7 +488,14 @@ class Booster:
         return self.ensemble.calibration
 
     @accepts_names_of_intervals
-    def predict_interval(self, X: Any, n_threads: int | None = None, *, offset: Any = None, filter: Any = None) -> Any:
+    def predict_interval(
+        self,
+        X: TableLike,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+    ) -> Predictions:
         """Predict an interval for each row that contains the target with the probability given to `calibrate`.
 
         Parameters
@@ -557,8 +565,14 @@ class Booster:
 
     @accepts_names_of_predictions
     def decide(
-        self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
-    ) -> Any:
+        self,
+        X: TableLike,
+        costs: Any,
+        iteration_range: Range | None = None,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+    ) -> Predictions:
         """Choose the class with the lowest expected cost under the predicted probabilities.
 
         Parameters
@@ -588,8 +602,8 @@ class Booster:
 
     @accepts_names_of_predictions
     def staged_predict(
-        self, X: Any, raw_score: bool = False, n_threads: int | None = None, *, offset: Any = None
-    ) -> Iterator[Any]:
+        self, X: TableLike, raw_score: bool = False, n_threads: int | None = None, *, offset: ColumnLike | None = None
+    ) -> Iterator[Predictions]:
         """Yield what `predict` gives after one iteration, after two, and so on.
 
         Data in memory are read once, and each stage adds the trees of one iteration to the previous stage. For Dask the
@@ -598,12 +612,14 @@ class Booster:
         return self._staged(X, self._form(raw_score), n_threads, offset)
 
     @accepts_names_of_predictions
-    def staged_predict_proba(self, X: Any, n_threads: int | None = None, *, offset: Any = None) -> Iterator[Any]:
+    def staged_predict_proba(
+        self, X: TableLike, n_threads: int | None = None, *, offset: ColumnLike | None = None
+    ) -> Iterator[Predictions]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
         return self._staged(X, self.outputs.form("probability"), n_threads, offset)
 
     @accepts_names_of_trees
-    def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
+    def apply(self, X: TableLike, iteration_range: Range | None = None, n_threads: int | None = None) -> Predictions:
         """Return the leaf that each row reaches in each tree; parameters and errors as of `predict`.
 
         Returns
@@ -740,14 +756,14 @@ class Booster:
 
     def refit_leaves(
         self,
-        data: Any,
-        target: Any = None,
+        data: TableLike,
+        target: TargetLike | None = None,
         *,
-        sample_weight: Any = None,
-        offset: Any = None,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
         decay: float = 0.0,
         source_name: str | None = None,
-        client: Any = None,
+        client: Client | None = None,
         n_threads: int | None = None,
     ) -> Self:
         """Return the model with leaf values estimated again from other data; the splits stay.
@@ -801,12 +817,12 @@ class Booster:
     def importance(
         self,
         kind: str = "friedman",
-        data: Any = None,
-        target: Any = None,
+        data: TableLike = None,
+        target: TargetLike | None = None,
         *,
         per_class: bool = False,
-        sample_weight: Any = None,
-        offset: Any = None,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
         metric: Any = None,
         n_repeats: int | None = None,
         random_state: int | None = None,
@@ -873,13 +889,13 @@ class Booster:
     @accepts_names_of_trees
     def shap_values(
         self,
-        X: Any,
+        X: TableLike,
         *,
         background: Any = None,
         interactions: bool = False,
         as_explanation: bool = False,
         n_threads: int | None = None,
-    ) -> Any:
+    ) -> Predictions:
         """Return exact Shapley values: how much each feature moved each prediction, in raw scores.
 
         Parameters
@@ -921,7 +937,7 @@ class Booster:
 
     def partial_dependence(
         self,
-        data: Any = None,
+        data: TableLike = None,
         features: Any = None,
         kind: str = "average",
         *,
@@ -929,8 +945,8 @@ class Booster:
         scale: str = "raw",
         centered: bool = False,
         max_rows: int = 1000,
-        sample_weight: Any = None,
-        offset: Any = None,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
         n_threads: int | None = None,
     ) -> pd.DataFrame:
         """Return how predictions depend on one or two features.
@@ -986,7 +1002,7 @@ class Booster:
         )  # fmt: skip
 
     @accepts_names_of_trees
-    def drift(self, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
+    def drift(self, data: TableLike, target: TargetLike | None = None, source: int | str = -1) -> pd.DataFrame:
         """Compare other rows with the training rows.
 
         Parameters
@@ -1037,7 +1053,7 @@ class Booster:
 
     @accepts_names_of_trees
     def additivity(
-        self, data: Any, features: Any, *, max_rows: int = 10_000, sample_weight: Any = None
+        self, data: TableLike, features: Any, *, max_rows: int = 10_000, sample_weight: ColumnLike | None = None
     ) -> pd.Series | pd.DataFrame:
         """Measure whether a set of features acts additively, multiplicatively or neither with the other features.
 
@@ -1069,7 +1085,7 @@ class Booster:
 
     @accepts_names_of_trees
     def interaction_strength(
-        self, data: Any, features: Any = None, *, max_rows: int = 500, sample_weight: Any = None
+        self, data: TableLike, features: Any = None, *, max_rows: int = 500, sample_weight: ColumnLike | None = None
     ) -> pd.DataFrame:
         """Return the H statistic of pairs of features: the fraction of their joint effect that is interaction.
 
@@ -1120,7 +1136,7 @@ class Booster:
         return effects.plot_importance(self.importance(kind, data, target, **how), max_features, ax)
 
     def plot_partial_dependence(
-        self, data: Any = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
+        self, data: TableLike = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
     ) -> Any:
         """Plot `partial_dependence` as a line, bars, a surface, or panels (if one of two features is categorical).
 
@@ -1150,7 +1166,7 @@ class Booster:
 
     @accepts_names_of_trees
     def plot_shap_summary(
-        self, X: Any, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None
+        self, X: TableLike, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None
     ) -> Any:
         """Plot Shapley values, one dot per row and feature, colored by the feature's value.
 
@@ -1167,14 +1183,16 @@ class Booster:
         return attributions.plot_summary(self.ensemble, X, output, background, max_features, ax)
 
     @accepts_names_of_trees
-    def plot_shap_dependence(self, X: Any, feature: Any, *, output: Any = None, background: Any = None, ax: Any = None) -> Any:
+    def plot_shap_dependence(
+        self, X: TableLike, feature: Any, *, output: Any = None, background: Any = None, ax: Any = None
+    ) -> Any:
         """Plot a feature's Shapley values over its values; parameters as of `plot_shap_summary`."""
         X, feature = dependence.in_order(X, feature)
         return attributions.plot_dependence(self.ensemble, X, feature, output, background, ax)
 
     @accepts_names_of_trees
     def plot_waterfall(
-        self, X: Any, row: int = 0, *, output: Any = None, background: Any = None, max_features: int = 10, ax: Any = None
+        self, X: TableLike, row: int = 0, *, output: Any = None, background: Any = None, max_features: int = 10, ax: Any = None
     ) -> Any:
         """Plot the Shapley values of one row, from the expected score to the row's score.
 
@@ -1214,13 +1232,20 @@ class Booster:
         return performance.draw_calibration(rows, output, n_bins, ax)
 
     def plot_lift(
-        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, output: Any = None, ax: Any = None
+        self,
+        data: TableLike,
+        target: TargetLike,
+        *,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
+        output: Any = None,
+        ax: Any = None,
     ) -> Any:
         """Plot the fraction of a class that the most probable rows contain; parameters as of `plot_calibration`."""
         rows = self._evaluated(data, target, sample_weight, offset)
         return performance.draw_lift(rows, output, ax)
 
-    def plot_residuals(self, data: Any, target: Any, *, offset: Any = None, ax: Any = None) -> Any:
+    def plot_residuals(self, data: TableLike, target: TargetLike, *, offset: ColumnLike | None = None, ax: Any = None) -> Any:
         """Plot target minus prediction over the prediction, on held-out rows; for regression models.
 
         Parameters
@@ -1231,7 +1256,14 @@ class Booster:
         return performance.draw_residuals(rows, target, ax)
 
     def plot_coverage(
-        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, n_bins: int = 10, ax: Any = None
+        self,
+        data: TableLike,
+        target: TargetLike,
+        *,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
+        n_bins: int = 10,
+        ax: Any = None,
     ) -> Any:
         """Plot which share of held-out targets `predict_interval` covers, over the width of the intervals.
 
@@ -1262,11 +1294,11 @@ class Booster:
     def report(
         self,
         path: str | os.PathLike[str],
-        data: Any = None,
-        target: Any = None,
-        sample_weight: Any = None,
+        data: TableLike = None,
+        target: TargetLike | None = None,
+        sample_weight: ColumnLike | None = None,
         *,
-        offset: Any = None,
+        offset: ColumnLike | None = None,
         card: Mapping[str, str] | None = None,
     ) -> None:
         """Write a report as one HTML page without external resources: the model, its training, quality and interpretation.
@@ -1300,7 +1332,7 @@ class Booster:
     # Exports.
 
     @accepts_names_of_trees
-    def to_matrix(self, X: Any) -> Any:
+    def to_matrix(self, X: TableLike) -> Predictions:
         """Return rows in the form that exported models read: numbers, NaN where missing.
 
         A level of a categorical feature is represented by itself if all levels of the feature are whole numbers from 0 to
@@ -1557,7 +1589,7 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
     return Booster(lightgbm_import.from_lightgbm(model, dict(levels or {})))
 
 
-def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None, data: Any = None) -> Booster:
+def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None, data: TableLike = None) -> Booster:
     """Return the model of a fit, which may have continued another one.
 
     data : what the user gave to train on, which `Booster.calibrate` recognizes.
@@ -1578,7 +1610,7 @@ def _nothing() -> None:
 
 
 def intervals_of_folds(
-    boosters: Sequence[Booster], selection: Selection, X: Any, n_threads: int | None, offset: Any, filter: Any
+    boosters: Sequence[Booster], selection: Selection, X: TableLike, n_threads: int | None, offset: Any, filter: Any
 ) -> Any:
     """Return the intervals of rows from the models of all folds; `CVResult.predict_interval` documents the parameters."""
     first = boosters[0]

@@ -15,6 +15,16 @@ import numpy as np
 import pandas as pd
 
 from dboost.api import belongs_to_fit, prepare
+from dboost.argument_types import (
+    CategoricalFeatures,
+    Client,
+    ColumnLike,
+    MetricLike,
+    Predictions,
+    RowFilterLike,
+    TableLike,
+    TargetLike,
+)
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.kinds.named_columns import with_named_constraints
@@ -158,8 +168,14 @@ class CVResult:
 
     @accepts_names_of_intervals
     def predict_interval(
-        self, X: Any, coverage: float = 0.9, n_threads: int | None = None, *, offset: Any = None, filter: Any = None
-    ) -> Any:
+        self,
+        X: TableLike,
+        coverage: float = 0.9,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+    ) -> Predictions:
         """Predict an interval for each row from the models of all folds (CV+).
 
         The bounds are exact order statistics of what each fold's model predicts, minus and plus the distances between the
@@ -226,23 +242,23 @@ class CVResult:
 @accepts_peer_names(belongs=belongs_to_fit)
 @shows_parameters
 def cv(
-    data: Any,
-    target: Any = ...,
+    data: TableLike,
+    target: TargetLike = ...,
     *,
     folds: Any = None,
-    group: Any = None,
-    groups: Any = None,
-    time: Any = None,
+    group: ColumnLike | None = None,
+    groups: ColumnLike | None = None,
+    time: ColumnLike | None = None,
     repeats: int = 1,
     start_from: CVResult | None = None,
-    sample_weight: Any = None,
-    offset: Any = None,
+    sample_weight: ColumnLike | None = None,
+    offset: ColumnLike | None = None,
     features: Sequence[str] | None = None,
-    categorical_features: Any = "from_dtype",
-    filter: Any = None,
-    eval_metric: Any = None,
+    categorical_features: CategoricalFeatures = "from_dtype",
+    filter: RowFilterLike | None = None,
+    eval_metric: MetricLike | None = None,
     early_stopping: EarlyStopping | None = None,
-    client: Any = None,
+    client: Client | None = None,
     n_threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -304,7 +320,7 @@ def cv(
     time_limit : float or str, optional
         No iteration begins that would probably end later.
     **parameters
-        Parameters of learning, as in `dboost.fit`.
+        Parameters of learning.
 
     Returns
     -------
@@ -365,7 +381,12 @@ class FoldedRows:
 
 @contextmanager
 def folded(
-    data: Any, target: Any, division: FoldDivision, options: DataOptions, parameters: Parameters, trees: TreeNeeds | None = None
+    data: TableLike,
+    target: TargetLike,
+    division: FoldDivision,
+    options: DataOptions,
+    parameters: Parameters,
+    trees: TreeNeeds | None = None,
 ) -> Iterator[FoldedRows]:
     """Yield rows with their folds; a data set that is made of a table is closed at the end.
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from dboost import display
+from dboost.argument_types import Client
 from dboost.cluster.client.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.files.path_text import path_text
@@ -104,7 +105,7 @@ class Dataset:
         self._roles = roles_of_fits(rows.settings)
 
     @classmethod
-    def published(cls, name: str, client: Any = None) -> Self:
+    def published(cls, name: str, client: Client | None = None) -> Self:
         """Return a data set that a client of the cluster has published under a name (``prepare(…, publish=name)``).
 
         Parameters

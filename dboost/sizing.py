@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.argument_types import Client
 from dboost.display import counted, duration, html_card
 from dboost.errors import ParameterError
 from dboost.kernels.threads import is_small
@@ -160,7 +161,7 @@ def plan(
     workers: int | None = None,
     worker_memory: int | str | None = None,
     worker_threads: int | None = None,
-    client: Any = None,
+    client: Client | None = None,
     **unknown: Any,
 ) -> Plan:
     """Estimate the workers, memory and minutes that a fit needs, without any data.

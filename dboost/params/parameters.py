@@ -705,10 +705,13 @@ def learning_keywords() -> list[inspect.Parameter]:
 
 
 def shows_parameters(function: F) -> F:
-    """Decorate a function: its signature shows the parameters of learning in place of ``**parameters``."""
+    """Decorate a function: its signature has the parameters of learning in place of ``**parameters``, and its docstring
+    describes them after this entry."""
     signature = inspect.signature(function)
     *parameters, _ = signature.parameters.values()
     function.__signature__ = signature.replace(parameters=[*parameters, *learning_keywords()])  # type: ignore[attr-defined]
+    if function.__doc__ is not None:  # `python -OO`
+        function.__doc__ = function.__doc__.replace("\n\n    Returns\n", f"\n{documentation()}\n\n    Returns\n", 1)
     return function
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
+
+import dboost
+from dboost.params.peer_names import SHOWN_ALIASES
 
 PACKAGE = Path(__file__).parents[2] / "dboost"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
@@ -138,3 +144,18 @@ def test_references_in_docstrings_and_comments_lead_somewhere() -> None:
     texts = {path: path.read_text("utf-8") for path in FILES}
     defined = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): defined_in(text) for path, text in texts.items()}
     assert {path.name: lost for path, text in texts.items() if (lost := lost_references(text, defined))} == {}
+
+
+@pytest.mark.parametrize("name", ["fit", "cv", "prepare", "plan", "DBoostClassifier", "DBoostRegressor"])
+def test_help_describes_every_keyword(name: str) -> None:
+    """``help()`` has an entry for each keyword of the signature, also for those of the tables of parameters."""
+    function = getattr(dboost, name)
+    keywords = [each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    entries = listed(sections(inspect.getdoc(function) or "")["Parameters"])
+    aliases = {*SHOWN_ALIASES} | ({"n_threads"} if "n_jobs" in entries else set())  # in the entry of what they stand for
+    assert sorted(set(keywords) - {"loss"} - set(entries) - aliases) == []
+
+
+def test_the_package_lists_public_names_only() -> None:
+    assert all(hasattr(dboost, name) for name in dir(dboost))
+    assert not {"Any", "annotations", "TYPE_CHECKING", "importlib"} & set(dir(dboost))

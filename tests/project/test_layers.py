@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"losses"},
     {"params"},
     {"metrics"},
-    {"data.columns"},
+    {"argument_types", "data.columns"},
     {"data.kinds"},
     {"data.sources"},
     {"data.tables"},
