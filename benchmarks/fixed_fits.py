@@ -234,7 +234,8 @@ def digests_of(booster: dboost.Booster, rows: Any, folder: Path) -> dict[str, st
     }
     if booster.classes_ is not None:
         predictions["probability"] = booster.predict_proba(rows, offset=False)
-    history = booster.history
+    derived = [name for name in booster.history if name.endswith("_rmse") and name not in booster.ensemble.metrics]
+    history = booster.history.drop(columns=derived)
     found = {name: digest(np.asarray(value)) for name, value in predictions.items()}
     found["trees"] = digest(booster.to_frame())
     found["columns of the history"] = digest(list(history.columns))

@@ -28,6 +28,7 @@ from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import is_dask, is_path, predictions_like
 from dboost.data.output.predict_io import filtered, offset_of_rows, offsets_of
 from dboost.dataset import Dataset
+from dboost.display import as_read
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.files.atomic_write import write_whole
 from dboost.files.filesystem import without_query
@@ -88,7 +89,7 @@ class Booster:
     ----------
     ensemble : Ensemble
         Trees, baseline, features and loss.
-    history : DataFrame or list of dict, optional
+    history : list of dict, optional
         What the fit recorded, one row per iteration. Default: the metrics in the ensemble.
     timings : dict of str to float, optional
         Seconds of the fit by phase. Default: empty, as for a loaded model.
@@ -101,15 +102,15 @@ class Booster:
     ----------
     ensemble : Ensemble
     history : DataFrame
-        ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
-        process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
-        that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
-        with the same numbers. ``history.attrs["ended_by"]`` says why the fit ended, and
-        ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for
-        each: ``worker``, its address, ``iteration``, after which it was lost (None while data were loaded), and the
-        ``partitions`` and ``rows`` that other workers read again (None for rows that the lost worker was still reading). A
-        continued model has the iterations of all fits, NaN where a column was not recorded: the file of a model has only its
-        metrics.
+        ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. The
+        loss squared_error is half the mean squared error; ``train_rmse`` and ``<eval set>_rmse`` are the roots of the mean
+        squared errors. In the process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``,
+        the number of workers that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are
+        followed by others with the same numbers. ``history.attrs["ended_by"]`` says why the fit ended, and
+        ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for each: ``worker``, its
+        address, ``iteration``, after which it was lost (None while data were loaded), and the ``partitions`` and ``rows`` that
+        other workers read again (None for rows that the lost worker was still reading). A continued model has the iterations of
+        all fits, NaN where a column was not recorded: the file of a model has only its metrics.
     timings : dict of str to float
 
     Examples
@@ -124,7 +125,7 @@ class Booster:
         self,
         ensemble: Ensemble,
         *,
-        history: pd.DataFrame | list[dict[str, Any]] | None = None,
+        history: list[dict[str, Any]] | None = None,
         timings: dict[str, float] | None = None,
         loss: Loss | Sequence[Loss] | None = None,
         notes: dict[str, Any] | None = None,
@@ -143,13 +144,16 @@ class Booster:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which have the same order in both."""
-        if isinstance(self._history, pd.DataFrame):
-            return self._history
+        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which have the same order in both. The
+        roots of mean squared errors follow."""
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
         frame = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
         frame.attrs |= self._notes
+        for column in [*frame.columns]:
+            name, values = as_read(column, frame[column], str(self.ensemble.loss["name"]))
+            if name not in frame:
+                frame[name] = values
         return frame
 
     @property
@@ -158,9 +162,7 @@ class Booster:
         if self._history is None:
             names, values = ["iteration", *self.ensemble.metrics], self.ensemble.metrics.values()
             return [dict(zip(names, row, strict=True)) for row in zip(itertools.count(1), *values)] if values else []
-        if isinstance(self._history, list):
-            return self._history
-        return [{str(name): value for name, value in row.items()} for row in self._history.to_dict("records")]
+        return self._history
 
     def history_with(self, later: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the history of a fit that continues this model: that of the model's iterations, and then the fit's own.
@@ -660,7 +662,7 @@ class Booster:
 
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
         # The compact form: a quarter of the bytes in messages and graphs of Dask, and read in a sixth of the time.
-        return _restore, (model_file.dumps_compact(self.ensemble), self.history, self.timings, self._custom_loss)
+        return _restore, (model_file.dumps_compact(self.ensemble), self._history, self.timings, self._custom_loss, self._notes)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state as skops stores it: text, numbers and lists, and a loss of the user's own."""
@@ -1477,8 +1479,15 @@ class Booster:
         return self._flat.leaves(block, iterations, n_threads)  # of the booster, whose pickle is smaller than that of `_flat`
 
 
-def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
-    return Booster(model_file.loads(stored, "the pickled model"), history=history, timings=timings, loss=loss)
+def _restore(
+    stored: bytes,
+    history: list[dict[str, Any]] | None,
+    timings: dict[str, float],
+    loss: Loss | Sequence[Loss] | None,
+    notes: dict[str, Any],
+) -> Booster:
+    ensemble = model_file.loads(stored, "the pickled model")
+    return Booster(ensemble, history=history, timings=timings, loss=loss, notes=notes)
 
 
 def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) -> RowPredictor:

@@ -29,7 +29,7 @@ from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.kinds.named_columns import with_named_constraints
 from dboost.dataset import Dataset
-from dboost.display import html_card, metric_name, number, with_spread
+from dboost.display import as_read, html_card, number, with_spread
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.calibration import calibrated_by_predictions
 from dboost.inspection.cross_conformal import CrossScores, check_partition
@@ -224,17 +224,27 @@ class CVResult:
         """Number of iterations of each fold, also those after the best one."""
         return len(self.states[0].history)
 
+    def best_scores(self) -> dict[str, tuple[str, list[float]]]:
+        """Return the scores of the folds in the best iteration as people read them: by metric, its name there and the values.
+
+        The loss squared_error is read as RMSE.
+        """
+        loss = self.states[0].model.loss["name"]
+        best = self.scores[self.scores["iteration"] == self.best_iteration].sort_values("fold")
+        by_metric = best.groupby("metric", sort=False)["value"]
+        read = {str(name): [as_read(str(name), float(value), loss) for value in values] for name, values in by_metric}
+        return {name: (values[0][0], [value for _, value in values]) for name, values in read.items()}
+
     def _repr_html_(self) -> str:
-        best = self.summary[self.summary["iteration"] == self.best_iteration]
         scores = [
-            (metric_name(str(name)), with_spread(mean, std))
-            for name, mean, std in zip(best["metric"], best["mean"], best["std"], strict=True)
+            (name, with_spread(float(np.mean(values)), float(np.std(values)))) for name, values in self.best_scores().values()
         ]
         title = f"dboost.CVResult: {len(self.boosters)} folds, best iteration {self.best_iteration} of {self.n_iterations}"
         return html_card(title, scores)
 
     def __repr__(self) -> str:
-        best = f"{metric_name(self.metric)} {number(self.best_score)} in iteration {self.best_iteration}"
+        name, values = self.best_scores()[self.metric]
+        best = f"{name} {number(np.mean(values))} in iteration {self.best_iteration}"
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
@@ -529,7 +539,16 @@ def cross_validate(
         roles=roles,
     )
     past = [state.history for state in states]
-    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
+    means = FoldScores(
+        len(folds),
+        settings.callbacks,
+        settings.progress,
+        parameters.max_iter,
+        settings.until,
+        past,
+        at_once,
+        loss=target.loss.name,
+    )
     fitted = fit_folds(rows.fit, folds, request_of, means, settings.n_threads, states)
     trim_memory()
     boosters = [trained(result, parameters) for result in fitted]

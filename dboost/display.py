@@ -9,7 +9,9 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+V = TypeVar("V", bound=Any)
 
 #: Exponents of ten outside of which numbers are written with one.
 _LEAST, _MOST = -5, 15
@@ -38,13 +40,34 @@ def fixed(value: float, decimals: int, *, trim: bool = False) -> str:
     return _trimmed(text) if trim else text
 
 
-def metric_name(column: str) -> str:
-    """Return the name of a metric, or a column of the history, as people read it.
+#: What a loss is called in the history, and the loss that is shown by its root.
+_TRAIN_LOSS, _SQUARES = "train_loss", "squared_error"
 
-    The loss squared_error is half the mean squared error: shown under its own name, it looks as if it were twice too small.
+
+def as_read(column: str, values: V, loss: str) -> tuple[str, V]:
+    """Return a metric, or a column of the history, as people read it: its name and values.
+
+    The loss squared_error is half the mean squared error. People read the root of the mean squared error, which is in the unit
+    of the target.
+
+    values : a number or an array; loss : the name of the model's loss, the only one that has the metric of its name.
+
+    Examples
+    --------
+    >>> as_read("eval_squared_error", 2.0, "squared_error"), as_read("train_loss", 2.0, "poisson")
+    (('eval_rmse', 2.0), ('train_loss', 2.0))
     """
-    is_half = column.endswith("squared_error") and not column.endswith(("mean_squared_error", "half_squared_error"))
-    return f"{column.removesuffix('squared_error')}half_squared_error" if is_half else column
+    if not is_half_square(column, loss):
+        return column, values
+    name, of, output = column.partition(" of ")
+    name = "train_" if name == _TRAIN_LOSS else name.removesuffix(_SQUARES)
+    return f"{name}rmse{of}{output}", (2.0 * values) ** 0.5
+
+
+def is_half_square(column: str, loss: str) -> bool:
+    """Return whether a metric or column is half the mean squared error."""
+    name = column.partition(" of ")[0]
+    return loss == _SQUARES and (name == _TRAIN_LOSS or (name.endswith(_SQUARES) and not name.endswith(f"mean_{_SQUARES}")))
 
 
 def with_spread(mean: float, spread: float) -> str:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -24,7 +25,7 @@ from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of, with_target
 from dboost.cluster.client.client import cluster_at
-from dboost.display import metric_name, number, with_spread
+from dboost.display import number, with_spread
 from dboost.errors import ParameterError
 from dboost.files.atomic_write import write_whole
 
@@ -69,28 +70,26 @@ def check_output(path: str | None, option: str, endings: Sequence[str]) -> None:
 
 def _line(result: dboost.CVResult) -> str:
     """Return the best score in one line."""
-    best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
-    std = best.loc[result.metric, "std"]
-    return f"{metric_name(result.metric)} {with_spread(result.best_score, std)} in iteration {result.best_iteration}"
+    name, values = result.best_scores()[result.metric]
+    return f"{name} {with_spread(float(np.mean(values)), float(np.std(values)))} in iteration {result.best_iteration}"
 
 
 def _table(result: dboost.CVResult) -> Table:
     """Return the scores in the best iteration: a row for each metric."""
     last = result.scores["iteration"].max()
-    best = f"the best mean {metric_name(result.metric)} is in {result.best_iteration}"
+    scores = result.best_scores()
+    best = f"the best mean {scores[result.metric][0]} is in {result.best_iteration}"
     title = f"{len(result.boosters)} folds, {last} iterations; {best}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("iteration", justify="right", no_wrap=True)
     table.add_column("mean ± std", justify="right", no_wrap=True)
     table.add_column("each fold", overflow="fold")
-    summary = result.summary[result.summary["iteration"] == result.best_iteration]
-    scores = result.scores[result.scores["iteration"] == result.best_iteration]
-    for name, mean, std in zip(summary["metric"], summary["mean"], summary["std"], strict=True):
-        fold_values = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
-        each = [number(value, 5) for value in fold_values]
+    for name, values in scores.values():
+        each = [number(value, 5) for value in values]
         table.columns[-1].min_width = max(table.columns[-1].min_width or 0, *map(len, each))
-        table.add_row(metric_name(str(name)), str(result.best_iteration), with_spread(mean, std), " ".join(each))
+        spread = with_spread(float(np.mean(values)), float(np.std(values)))
+        table.add_row(name, str(result.best_iteration), spread, " ".join(each))
     return table
 
 

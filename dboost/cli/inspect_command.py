@@ -16,7 +16,7 @@ from rich.table import Table
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli import output_paths
-from dboost.display import metric_name, number
+from dboost.display import as_read, number
 from dboost.errors import ModelFileError, ParameterError
 from dboost.files.filesystem import filesystem_of, without_query
 from dboost.params import Parameters
@@ -95,7 +95,7 @@ def _load(path: str) -> Booster:
     files, name = filesystem_of(beside)
     if files.isfile(name):
         with files.open(name, "rb") as file:
-            return dboost.Booster(booster.ensemble, history=_history(file, beside))
+            return dboost.Booster(booster.ensemble, history=_history(file, beside).to_dict("records"))
     return booster
 
 
@@ -210,11 +210,12 @@ def _print_model(console: Console, content: dict[str, Any]) -> None:
     _print(console, "Model", pd.DataFrame(lines, columns=["", ""]))
     _print_parameters(console, content["parameters"], " of the first fit" if len(content["sources"]) > 1 else "")
     last = (content["best_iteration"] or content["iterations"]) - 1
-    metrics = [
-        (metric_name(name), values[0], values[min(last, len(values) - 1)], values[-1])
-        for name, values in content["metrics"].items()
-        if values
-    ]
+    metrics = []
+    for column, values in content["metrics"].items():
+        if values:
+            three = np.array([values[0], values[min(last, len(values) - 1)], values[-1]])
+            name, shown = as_read(column, three, content["loss"]["name"])
+            metrics.append((name, *shown))
     _print(console, "Metrics", pd.DataFrame(metrics, columns=["", "first", "last kept", "last"]))
     _print(console, "Learned from", pd.DataFrame(map(_source_cells, content["sources"]), dtype=object).fillna(""))
     features = sorted(content["features"], key=lambda feature: -feature["splits"])

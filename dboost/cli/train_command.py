@@ -20,7 +20,7 @@ from dboost.cli.ledger import model_settings, open_ledger
 from dboost.cluster.client.client import cluster_at
 from dboost.data.columns.labels import listed
 from dboost.data.sources.files import no_files_error
-from dboost.display import metric_name, number
+from dboost.display import as_read, number
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.files.atomic_write import write_whole
 from dboost.files.path_text import path_text
@@ -149,6 +149,7 @@ def _summary(booster: Any, path: str) -> str:
     history = booster.history
     last = history[history["iteration"] == booster.n_iter_].to_dict("records")
     values = last[0].items() if last else ()  # NaN: evaluated by an earlier fit only
-    scores = [f", {metric_name(name)} {number(value)}" for name, value in values if name not in NOT_SCORES and value == value]
+    shown = [as_read(name, value, booster.loss.name) for name, value in values if name not in NOT_SCORES and value == value]
+    scores = [f", {name} {number(value)}" for name, value in dict(shown).items()]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"

@@ -457,7 +457,7 @@ class EvaluatedRows:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that apply to the loss, by name."""
-        names = [self._loss.name, *_MORE_METRICS]
+        names = [*([] if self._loss.name == "squared_error" else [self._loss.name]), *_MORE_METRICS]  # RMSE is one of these
         max_weight = 1.0 if self.weight is None else float(self.weight.max())
         n_rows, unknown = len(self.raw), LossMagnitude(1.0, 1.0, 1.0, 1)
         rows = ScoredRows(self.target, self.raw.T, self.weight, self._loss, unknown)
@@ -479,4 +479,4 @@ class EvaluatedRows:
         return values
 
 
-_MORE_METRICS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error")
+_MORE_METRICS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error", "r2_score")

@@ -21,6 +21,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.booster import Booster, load
+from dboost.display import as_read
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.files.path_text import path_text
 from dboost.tracebacks import short_traceback
@@ -339,7 +340,8 @@ class _LoggedFit:
     @_warns
     def __call__(self, iteration: Iteration) -> None:
         now = int(time.time() * 1000)
-        values = {name: values[0] for name, values in metrics_of([iteration.record]).items()}
+        recorded = {name: values[0] for name, values in metrics_of([iteration.record]).items()}
+        values = recorded | dict(as_read(name, value, self._plan.target.loss.name) for name, value in recorded.items())
         if "learning_rate" in iteration.record:
             values["learning_rate"] = iteration.record["learning_rate"]
         self._metrics += [Metric(_legal(name), float(value), now, iteration.iteration) for name, value in values.items()]

@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.display import number
+from dboost.display import is_half_square, number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum, total
 from dboost.losses import BaseLoss, Gamma, Poisson
@@ -630,6 +630,9 @@ def find_metrics(wanted: Any, loss: BaseLoss) -> list[MetricReduction]:
         else:
             metrics.append(_metric_of_outputs(spec, loss) if loss.parts else _named(spec, loss, known))
     names = [metric.name for metric in metrics]
+    square = next((m.name for m in metrics if not isinstance(m.spec, str) and is_half_square(m.name, loss.name)), None)
+    if square is not None:
+        raise ParameterError(f"metric {square!r}: what ends in squared_error is shown by its root with this loss: rename it")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None and any(not isinstance(metric.spec, str) for metric in metrics if metric.name == twice):
         raise ParameterError(f"two metrics are called {twice!r}: give functions different names, or use dboost.metrics.Metric")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dboost.display import as_read
 from dboost.errors import DBoostError, FitInterrupted, warn
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
@@ -71,13 +72,15 @@ class FoldScores:
         until: float = math.inf,
         past: Sequence[Sequence[Mapping[str, Any]]] = (),
         at_once: int | None = None,
+        *,
+        loss: str,
     ) -> None:
         self.at_once = n_folds if at_once is None else at_once
         self.is_together, self._is_aborted = self.at_once >= n_folds, False
         self._finished: list[Mapping[str, Any]] = []  # the last records of folds that do not wait
         self._n_folds, self._lock = n_folds, threading.Lock()
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
-        self.progress = progress
+        self.progress, self._loss = progress, loss
         progress.begin(*((n_iterations, "iteration") if self.is_together else (n_folds, "fold")))
         self._scored = threading.Barrier(n_folds, self._combine)
         self._decided = threading.Barrier(n_folds, self._decide)
@@ -119,7 +122,8 @@ class FoldScores:
             return
         with self._lock:
             self._finished.append(result.history[-1])
-            self._show(_means_of(self._finished) | {"iteration": len(self._finished)}, time.perf_counter())
+            means = _means_of(self._finished) | {"iteration": len(self._finished)}
+            self._show(means, self._finished, time.perf_counter())
 
     @property
     def n_done(self) -> int:
@@ -139,12 +143,13 @@ class FoldScores:
         now = time.perf_counter()
         if means["iteration"]:  # before the first one, a metric may be undefined because predictions are constant
             self._warn_of_undefined()
-        self._stops = now + self._show(means, now) > self._until
+        self._stops = now + self._show(means, self._records, now) > self._until
 
-    def _show(self, means: dict[str, Any], now: float) -> float:
-        """Display means; return the seconds since the last ones."""
+    def _show(self, means: dict[str, Any], records: Sequence[Mapping[str, Any]], now: float) -> float:
+        """Display means over the folds, whose records are given; return the seconds since the last ones."""
         seconds, self._last = now - self._last, now
-        self.progress.show(means, _scores_in(means), seconds)
+        scores = [dict(as_read(name, record[name], self._loss) for name in _scores_in(record)) for record in records]
+        self.progress.show(means, {name: mean_of([score[name] for score in scores]) for name in scores[0]}, seconds)
         return seconds
 
     def warn_at_end(self, results: Sequence[FitResult]) -> None:

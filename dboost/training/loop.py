@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.display import as_read
 from dboost.errors import DataError
 from dboost.losses.gradient_stats import GradientStats
 from dboost.model.ensemble import Ensemble, Tree, rates_of, with_rates
@@ -244,7 +245,7 @@ class BoostingLoop:
         self.history.append(record)
         self.n_complete += 1
         visit.n_grown, visit.began = visit.n_grown + 1, None
-        request.progress.show(record, self.scores.shown, ended - grows_from)
+        request.progress.show(record, self.scores.shown(record), ended - grows_from)
         visit.has_waited = stopping is not None and stopping.should_stop(iteration, record)
         if self.parameters.arcbites is not None and stopping is not None and stopping.best_iteration == iteration:
             self.trees.set_mark()
@@ -265,7 +266,8 @@ class BoostingLoop:
         """Why no further iteration follows; None with arcbites whose visits are over."""
         stopping = self.early_stopping
         if self._ended_by is None and stopping is not None and stopping.has_waited(self.n_done):
-            return f"early stopping: {stopping.column} was best in iteration {stopping.best_iteration} of {self.n_done}"
+            column, _ = as_read(stopping.column, 0.0, self.plan.target.loss.name)
+            return f"early stopping: {column} was best in iteration {stopping.best_iteration} of {self.n_done}"
         return self._ended_by or ("max_iter" if self.parameters.arcbites is None else None)
 
     def _use_rate(self, rate: float) -> None:

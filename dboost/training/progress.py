@@ -10,10 +10,10 @@ import html
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from dboost.display import counted, duration, metric_name, number
+from dboost.display import counted, duration, number
 
 #: Seconds between two updates of a bar, and between two lines of a phase.
 _BAR_INTERVAL, _LINE_INTERVAL = 0.1, 5.0
@@ -69,10 +69,11 @@ class Progress:
         self.phase("boosting")
         self._is_boosting, self._last, self._unit = True, last, unit
 
-    def show(self, record: dict[str, Any], scores: Sequence[str], seconds: float) -> None:
+    def show(self, record: dict[str, Any], scores: Mapping[str, float], seconds: float) -> None:
         """Show an iteration.
 
-        seconds : duration of the iteration alone; with arcbites ``record["seconds"]`` may include loading one.
+        scores : metrics by name, as people read them; seconds : duration of the iteration alone; with arcbites
+        ``record["seconds"]`` may include loading one.
         """
         iteration, now = record["iteration"], time.monotonic()
         if not self._first_ended:  # kernels are compiled in the first one
@@ -99,9 +100,9 @@ class Progress:
         self._is_open = True
         self._display = open_display(bool(self._wanted))
 
-    def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
+    def _note(self, record: dict[str, Any], scores: Mapping[str, float]) -> str:
         """Current metrics, rows per second from the second iteration on, and on a cluster the number of workers with rows."""
-        parts = [f"{metric_name(name)} {number(record[name], 5)}" for name in scores]
+        parts = [f"{name} {number(value, 5)}" for name, value in scores.items()]
         if self._seconds > 0:
             parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")
         if "workers" in record:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.display import as_read
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.exact import EXACT_SUM, FINE
 from dboost.losses.gradient_stats import GradientStats
@@ -115,10 +116,10 @@ class Scores:
         names = self._backend.eval_names if self._plan.has_eval_sets else []
         return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self._plan.metrics}
 
-    @property
-    def shown(self) -> list[str]:
-        """The columns that the progress display shows."""
-        return [*self.named] or ["train_loss"]
+    def shown(self, record: dict[str, Any]) -> dict[str, float]:
+        """Return what the progress display shows of an iteration."""
+        loss = self._plan.target.loss.name
+        return dict(as_read(name, record[name], loss) for name in [*self.named] or ["train_loss"])
 
     def now(self, stats: GradientStats, n_done: int) -> dict[str, float]:
         """Return the metrics, and the loss of the current training rows."""

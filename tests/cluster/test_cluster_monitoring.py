@@ -321,7 +321,9 @@ def test_curves_have_labelled_axes_of_their_own() -> None:
     assert html.count("<svg") == html.count("<polyline") == 2 and "e+" not in html
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", html)
     assert texts == ["0.9", "0.18", "iteration 1", "5", "250,000", "50,000", "iteration 1", "5"]
-    assert "eval_half_squared_error <b>250,000</b>" in html
+    assert "eval_squared_error <b>250,000</b>" in html
+    registry.see({"action": "boosting", "fit": "f", "loss": "squared_error", "rows": 100, "features": 2}, 6.0)
+    assert "eval_rmse <b>707.107</b>" in page(registry, 9.0)
 
 
 def test_the_page_is_there_before_the_first_fit() -> None:

@@ -243,7 +243,7 @@ def test_what_it_says_of_itself() -> None:
 
 def test_save_and_load(tmp_path: Path) -> None:
     history = pd.DataFrame({"iteration": [1, 2, 3, 4], "seconds": 0.5, "train_loss": [4.0, 3.0, 2.0, 1.0]})
-    booster = Booster(number_model().ensemble, history=history, timings={"train": 2.0})
+    booster = Booster(number_model().ensemble, history=history.to_dict("records"), timings={"train": 2.0})
     path = tmp_path / "model.json"
     booster.save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.json"]
@@ -251,9 +251,10 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert back == booster and back.timings == {}
     assert booster.sha256 in path.read_text()
     expected = {"iteration": [1, 2, 3, 4], "train_loss": list(booster.ensemble.metrics["train_loss"])}
-    assert back.history.to_dict("list") == expected
+    assert back.history.drop(columns="train_rmse").to_dict("list") == expected
     booster.save(str(path), history=True)
-    pd.testing.assert_frame_equal(pd.read_csv(f"{path}.history.csv"), history)
+    roots = (2 * history["train_loss"]) ** 0.5
+    pd.testing.assert_frame_equal(pd.read_csv(f"{path}.history.csv"), history.assign(train_rmse=roots))
     frame = finite_rows(booster)
     assert back.predict(frame).equals(booster.predict(frame))
     with pytest.raises(ModelFileError, match=r"nothing\.json"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.display import counted, cut, duration, metric_name, number, with_spread
+from dboost.display import as_read, counted, cut, duration, number, with_spread
 
 PACKAGE = Path(dboost.__file__).parent
 
@@ -48,20 +49,65 @@ def test_means_and_their_spread(mean: float, spread: float, shown: str) -> None:
     assert with_spread(mean, spread) == shown
 
 
-def test_the_loss_squared_error_is_shown_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is half the mean squared error: above an RMSE it looked wrong."""
-    names = ["eval_squared_error", "squared_error", "eval_mean_squared_error", "a_root_mean_squared_error", "eval_poisson"]
-    shown = ["eval_half_squared_error", "half_squared_error", *names[2:]]
-    assert list(map(metric_name, names)) == shown
+@pytest.mark.parametrize(
+    ("column", "loss", "shown"),
+    [
+        ("eval_squared_error", "squared_error", "eval_rmse"), ("squared_error", "squared_error", "rmse"),
+        ("train_loss", "squared_error", "train_rmse"), ("eval_squared_error of a", "squared_error", "eval_rmse of a"),
+        ("eval_mean_squared_error", "squared_error", None), ("a_root_mean_squared_error", "squared_error", None),
+        ("train_loss", "poisson", None), ("eval_poisson", "poisson", None), ("eval_squared_error", "poisson", None),
+    ],
+)  # fmt: skip
+def test_squared_errors_are_read_by_their_root(column: str, loss: str, shown: str | None) -> None:
+    """The loss is half the mean squared error."""
+    assert as_read(column, 8.0, loss) == ((column, 8.0) if shown is None else (shown, 4.0))
+
+
+def test_rmse_is_shown_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = pd.DataFrame({"a": np.arange(100.0), "y": np.arange(100.0) % 7})
-    metrics = ["squared_error", "root_mean_squared_error"]
-    booster = dboost.fit(frame, "y", max_iter=2, eval_set=frame, eval_metric=metrics, progress=True)
-    assert "eval_half_squared_error" in capsys.readouterr().err
-    assert {"eval_squared_error", "eval_root_mean_squared_error"} <= set(booster.history)
-    assert "eval half squared error" in booster._repr_html_()
-    booster.report(tmp_path / "report.html")
-    assert "eval half squared error" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "half_squared_error" in repr(dboost.cv(frame, "y", folds=2, max_iter=2, progress=False))
+    booster = dboost.fit(frame, "y", max_iter=2, eval_set=frame, progress=True)
+    rmse = float(np.sqrt(np.mean((booster.predict(frame) - frame["y"]) ** 2)))
+    history = booster.history.iloc[-1]
+    assert history["eval_rmse"] == pytest.approx(rmse) == history["train_rmse"] == (2 * history["eval_squared_error"]) ** 0.5
+    assert f"iteration 2/2: eval_rmse {number(rmse, 5)}" in capsys.readouterr().err
+    assert "eval rmse" in booster._repr_html_()
+    axes = booster.plot_history()
+    assert axes.get_ylabel() == "rmse"
+    assert axes.lines[0].get_ydata()[-1] == pytest.approx(rmse)
+    booster.report(tmp_path / "report.html", frame, "y")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "eval rmse" in page and "r2" in page and "eval squared error" not in page
+    result = dboost.cv(frame, "y", folds=2, max_iter=2, progress=False)
+    fold = [model.history.iloc[-1]["validation_rmse"] for model in result.boosters]
+    assert f"rmse {number(np.mean(fold))} in iteration 2" in repr(result)
+    booster.save(tmp_path / "model.json", history=True)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    for argv in (
+        ["inspect", "model.json"],
+        ["train", "rows.parquet", "--target", "y", "--output", "b.json", "--set", "max_iter=2", "--eval", "rows.parquet"],
+        ["cv", "rows.parquet", "--target", "y", "--set", "max_iter=2", "--folds", "2"],
+    ):
+        assert main([str(tmp_path / name) if name.endswith(("json", "parquet")) else name for name in argv]) == 0
+        out, err = capsys.readouterr()
+        assert "rmse" in out + err and "eval_squared_error" not in out + err
+
+
+def test_a_continued_model_has_the_rmse_of_all_iterations() -> None:
+    frame = pd.DataFrame({"a": np.arange(100.0), "y": np.arange(100.0) % 7})
+    first = pickle.loads(pickle.dumps(dboost.fit(frame, "y", max_iter=2)))
+    later = dboost.fit(frame, "y", max_iter=2, start_from=first)
+    assert later.history["train_rmse"].notna().all() and len(later.history) == 4
+
+
+def test_a_function_is_not_taken_for_the_loss() -> None:
+    def weighted_squared_error(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+        return 1.0
+
+    frame = pd.DataFrame({"a": np.arange(100.0), "y": np.arange(100.0) % 7})
+    with pytest.raises(dboost.ParameterError, match=r"'weighted_squared_error'.* rename it"):
+        dboost.fit(frame, "y", eval_set=frame, eval_metric=weighted_squared_error)
+    history = dboost.fit(frame, "y", loss="huber", max_iter=1, eval_set=frame, eval_metric=weighted_squared_error).history
+    assert history["eval_weighted_squared_error"].tolist() == [1.0]
 
 
 def test_notebooks_show_data_sets_and_cross_validations() -> None:

@@ -289,7 +289,8 @@ def test_metrics_are_those_of_predictions(target: str, names: list[str]) -> None
     booster = fit(target, eval_set={"a": HELD_OUT, "b": FRAME}, eval_metric=names, max_iter=8)
     history = booster.history
     kept = [f"{name}_{metric}" for name in "ab" for metric in names]
-    assert history.columns.tolist() == ["iteration", "seconds", "rows_kept", "bytes_read", *kept, "train_loss"]
+    columns = ["iteration", "seconds", "rows_kept", "bytes_read", *kept, "train_loss"]
+    assert history.columns.tolist() == [*columns, *(name for name in history if name.endswith("rmse") and name not in kept)]
     for name, frame in (("a", HELD_OUT), ("b", FRAME)):
         for iteration in (1, 4, 8):
             options = {"iteration_range": (0, iteration)}
@@ -409,11 +410,11 @@ def test_progress_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[
     assert out == ""
     lines = [line for line in lines if line not in ("reading the data", "binning", "reading evaluation sets")]  # if slow
     assert len(lines) == 21
-    assert lines[0].startswith("iteration 1/40: eval_half_squared_error ") and "rows/s" not in lines[0]
+    assert lines[0].startswith("iteration 1/40: eval_rmse ") and "rows/s" not in lines[0]
     assert ", eval_mean_absolute_error " in lines[0]
     assert [line.split(":")[0] for line in lines[1:]] == [f"iteration {i}/40" for i in range(2, 41, 2)]
     fit(progress=True, max_iter=2)
-    assert "iteration 1/2: train_loss " in capfd.readouterr().err
+    assert "iteration 1/2: train_rmse " in capfd.readouterr().err
     for quiet in (False, None):
         fit(progress=quiet)
         assert capfd.readouterr() == ("", "")
@@ -421,7 +422,8 @@ def test_progress_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[
 
 def test_history_without_evaluation_sets() -> None:
     booster = fit()
-    assert booster.history.columns.tolist() == ["iteration", "seconds", "rows_kept", "bytes_read", "train_loss"]
+    columns = ["iteration", "seconds", "rows_kept", "bytes_read", "train_loss", "train_rmse"]
+    assert booster.history.columns.tolist() == columns
     assert booster.history["iteration"].tolist() == [1, 2, 3, 4, 5]
     assert (booster.history["rows_kept"] == len(FRAME)).all()
     assert (booster.history["seconds"] > 0).all()

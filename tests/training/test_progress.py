@@ -126,7 +126,7 @@ def test_the_rate_is_that_of_the_iterations_after_the_first(capsys: pytest.Captu
     progress = Progress(True)
     progress.begin(3)
     for iteration, n_rows, seconds in ((1, 500, 60.0), (2, 1000, 0.25), (3, 2000, 0.5)):
-        progress.show({"iteration": iteration, "rows_kept": n_rows, "train_loss": 0.5}, ["train_loss"], seconds)
+        progress.show({"iteration": iteration, "rows_kept": n_rows, "train_loss": 0.5}, {"train_loss": 0.5}, seconds)
     progress.close()
     lines = capsys.readouterr().err.splitlines()
     assert "rows/s" not in lines[0] and "4,000 rows/s" in lines[-1]
@@ -202,7 +202,7 @@ def test_a_notebook_has_a_bar(cells: list[dict[str, str]], capsys: pytest.Captur
     assert cells[0]["text/plain"].startswith("reading the data ")
     first, last = cells[0]["text/html"], cells[-1]["text/html"]
     assert "<progress " in first and "max=" not in first
-    assert '<progress value="5" max="5"' in last and "5/5 in " in last and "&lt;b&gt;_half_squared_error" in last
+    assert '<progress value="5" max="5"' in last and "5/5 in " in last and "&lt;b&gt;_rmse" in last
     assert capsys.readouterr().err == ""
     n = len(cells)
     dboost.fit(FRAME, "y", max_iter=2, progress=False)

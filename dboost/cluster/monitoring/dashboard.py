@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tornado.web import RequestHandler
 
-from dboost.cluster.monitoring.fit_registry import PHASES, Curve, FitRegistry, FitStatus
-from dboost.display import counted, metric_name, number
+from dboost.cluster.monitoring.fit_registry import PHASES, FitRegistry, FitStatus
+from dboost.display import as_read, counted, number
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -97,7 +97,6 @@ def page(registry: FitRegistry, now: float | None = None) -> str:
         now=time.time() if now is None else now,
         panels=_panels,
         number=number,
-        metric_name=metric_name,
         counted=counted,
         seconds_by_phase=_seconds_by_phase,
         colors=_COLORS,
@@ -119,21 +118,23 @@ class Panel(NamedTuple):
     """The picture of one loss or metric."""
 
     name: str
+    latest: float
     points: str  # of the polyline
     low: float  # the smallest and the largest value, at the bottom and at the top
     high: float
     last: int  # iteration at the right end
 
 
-def _panels(curves: dict[str, Curve]) -> list[Panel]:
+def _panels(fit: FitStatus) -> list[Panel]:
     """Return a picture of each loss and metric by iteration; all have the same axis of iterations."""
+    curves, loss = fit.curves, fit.facts.get("loss", "")
     last = max((curve.latest[0] for curve in curves.values()), default=1)
     panels = []
     for name, curve in curves.items():
-        points = [(x, y) for x, y in curve.all() if math.isfinite(y)]
+        points = [(x, as_read(name, y, loss)[1]) for x, y in curve.all() if math.isfinite(y)]
         heights = [y for _, y in points]
         low, high = min(heights, default=0.0), max(heights, default=0.0)
         span, width = (high - low) or 1.0, _WIDTH - _LEFT
         line = " ".join(f"{_LEFT + width * x / last:.1f},{5 + (_HEIGHT - 10) * (high - y) / span:.1f}" for x, y in points)
-        panels.append(Panel(name, line, low, high, last))
+        panels.append(Panel(*as_read(name, curve.latest[1], loss), line, low, high, last))
     return panels

@@ -13,7 +13,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data.columns.labels import Names
-from dboost.display import metric_name, number
+from dboost.display import as_read, number
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
@@ -42,7 +42,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
     for column in history.columns:
         if column != "iteration":
             rows, metric = _set_and_metric(column, loss)
-            panels.setdefault(metric, []).append((rows, column))
+            panels.setdefault(as_read(metric, 0.0, loss.name)[0], []).append((rows, column))
     if not panels or not len(history):
         raise DBoostError("there is no history to draw: the model has no recorded iterations")
     if ax is not None and len(panels) > 1:
@@ -52,10 +52,9 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
         for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
             for rows, column in lines:
                 i = 0 if rows == "training" else 1 + sum(rows_of_line != "training" for rows_of_line, c in lines if c < column)
-                axes.plot(
-                    history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i)
-                )
-            axes.set_ylabel(canvas.plain(metric_name(metric).replace("_", " ")))
+                values = as_read(column, history[column], loss.name)[1]
+                axes.plot(history["iteration"], values, label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i))
+            axes.set_ylabel(canvas.plain(metric.replace("_", " ")))
             axes.grid(axis="y")
             axes.margins(x=0.01)
             if best is not None:

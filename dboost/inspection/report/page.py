@@ -250,9 +250,12 @@ def card(ensemble: Ensemble) -> str:
             n_features=len(ensemble.features),
             n_sources=len(ensemble.sources),
             metrics=[
-                (display.metric_name(name).replace("_", " "), float(values[min(kept, len(values)) - 1]))
-                for name, values in ensemble.metrics.items()
-                if values
+                (name.replace("_", " "), value)
+                for name, value in (
+                    display.as_read(column, float(values[min(kept, len(values)) - 1]), str(ensemble.loss["name"]))
+                    for column, values in ensemble.metrics.items()
+                    if values
+                )
             ],
             importance=[(display.cut(str(name)), value) for name, value in percent[percent > 0].head(N_CARD).items()],
         )
@@ -349,13 +352,12 @@ def _metrics(ensemble: Ensemble) -> pd.DataFrame:
     """First, kept and last value of each metric."""
     kept = ensemble.best_iteration or ensemble.n_iterations
     rows = []
-    for name, values in ensemble.metrics.items():
+    for column, values in ensemble.metrics.items():
         known = [value for value in values if value == value]  # NaN before an evaluation set was first used
         if known:
-            last = values[min(kept, len(values)) - 1]
-            rows.append(
-                {"metric": display.metric_name(name).replace("_", " "), "first": known[0], "kept": last, "last": values[-1]}
-            )
+            three = np.array([known[0], values[min(kept, len(values)) - 1], values[-1]])
+            name, (first, last_kept, last) = display.as_read(column, three, str(ensemble.loss["name"]))
+            rows.append({"metric": name.replace("_", " "), "first": first, "kept": last_kept, "last": last})
     return pd.DataFrame(rows)
 
 
@@ -372,9 +374,7 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         for label in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
             figures.append(embed(performance.draw_calibration(rows, label, 10, None)))
             figures.append(embed(performance.draw_lift(rows, label, None)))
-    metrics = pd.DataFrame(
-        [{"metric": display.metric_name(name).replace("_", " "), "value": value} for name, value in rows.metrics().items()]
-    )
+    metrics = pd.DataFrame([{"metric": name.replace("_", " "), "value": value} for name, value in rows.metrics().items()])
     return {
         "n_rows": len(rows.target),
         "is_weighted": rows.weight is not None,
