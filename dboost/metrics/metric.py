@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial as bound
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,10 @@ class MetricReduction:
     def larger_is_better(self) -> bool:
         """Return the direction of improvement; raise ParameterError if it is not known."""
         if self.greater_is_better is None:
+            function = self.name if self.name.isidentifier() and self.name != "lambda" else '"name", function'
             raise ParameterError(
-                f"eval_metric {self.name!r} is a function, and which values are better is not known: set "
-                f"{self.name}.greater_is_better = True or False"
+                f"eval_metric {self.name!r} is a function, and whether larger values are better is not known: give "
+                f"dboost.metrics.Metric({function}, greater_is_better=True), or False"
             )
         return self.greater_is_better
 
@@ -149,22 +151,27 @@ class MetricReduction:
 @short_tracebacks
 @dataclass(frozen=True)
 class Metric:
-    """A metric of your own that is merged over partitions and workers.
+    """A metric of your own: a function of all rows, or one that is merged over partitions and workers.
 
     Parameters
     ----------
-    name : str
-        Its column of `Booster.history` is ``<evaluation set>_<name>``.
+    name : str or callable
+        Its column of `Booster.history` is ``<evaluation set>_<name>``. A function stands for its name and itself:
+        ``Metric(f)`` is ``Metric("f", f)``.
     partial : callable (y, prediction, weight) -> statistic
-        The statistic of some rows. y : float64[n], the targets, or the indices of the classes in `Booster.classes_`;
-        prediction : float64[n], or for K > 2 classes float64[n, K]: numbers, or probabilities (of the second class if there
-        are two); weight : float64[n] or None.
-    combine : callable (statistic, statistic) -> statistic
+        The statistic of some rows; without `combine` and `finish` the metric of all rows, in the order of target, prediction
+        and weight. y : float64[n], the targets, or the indices of the classes in `Booster.classes_`; prediction : float64[n],
+        or for K > 2 classes float64[n, K]: numbers, or probabilities (of the second class if there are two); weight :
+        float64[n] or None. A function of all rows may also take the weights as `sample_weight`, as those of sklearn.metrics
+        do, or take none, for evaluation sets without weights.
+    combine : callable (statistic, statistic) -> statistic, optional
         The statistic of both groups of rows. If it rounds, the metric may depend on the partitioning in its last digits.
-    finish : callable (statistic) -> float
+    finish : callable (statistic) -> float, optional
         The metric of all rows.
-    greater_is_better : bool, default False
-        What early stopping counts as an improvement.
+    greater_is_better : bool, optional
+        What early stopping counts as an improvement. Default: False; of a function of all rows what its attribute of this name
+        says, or its own name if it ends as those of scikit-learn (``_score``, ``_error``, ``_loss``, ``_deviance``), else it
+        is an error to ask for it.
 
     Raises
     ------
@@ -175,54 +182,68 @@ class Metric:
     --------
     >>> import numpy as np
     >>> from dboost.metrics import Metric
+    >>> def gini(y, prediction, weight):
+    ...     return 2.0 * roc_auc_score(y, prediction, sample_weight=weight) - 1.0
+    >>> dboost.fit(table, "y", eval_set=test, eval_metric=Metric(gini, greater_is_better=True))      # doctest: +SKIP
     >>> largest_error = Metric("largest_error", lambda y, p, w: np.abs(y - p).max(), max, float)
     >>> dboost.fit(table, "y", eval_set=test, eval_metric=largest_error)      # doctest: +SKIP
     """
 
-    name: str
-    partial: Callable[[np.ndarray, np.ndarray, np.ndarray | None], Any]
-    combine: Callable[[Any, Any], Any]
-    finish: Callable[[Any], float]
-    greater_is_better: bool = False
+    name: str | Callable[..., Any]
+    partial: Callable[..., Any] | None = None
+    combine: Callable[[Any, Any], Any] | None = None
+    finish: Callable[[Any], float] | None = None
+    greater_is_better: bool | None = None
 
     def __post_init__(self) -> None:
+        if callable(self.name) and not isinstance(self.name, type) and self.partial is None:
+            object.__setattr__(self, "partial", self.name)
+            object.__setattr__(self, "name", _name_of(self.name))
         if not isinstance(self.name, str) or not self.name:
             raise ParameterError(f"a metric's name must be a text, not {self.name!r}")
-        for role in ("partial", "combine", "finish"):
+        is_merged = self.combine is not None or self.finish is not None
+        for role in ("partial", "combine", "finish") if is_merged else ("partial",):
             if not callable(getattr(self, role)):
                 raise ParameterError(f"metric {self.name!r}: {role} must be a function, not {getattr(self, role)!r:.60}")
 
     def reduction(self) -> MetricReduction:
         """Return the metric as evaluation sets use it."""
+        partial, combine, finish, name = self.partial, self.combine, self.finish, str(self.name)
+        if partial is None or combine is None or finish is None:
+            return of_function(partial, name, self.greater_is_better)
 
         def chunk(rows: ScoredRows) -> Any:
-            return self.partial(*_for_users(rows), rows.weight)
+            return partial(*_for_users(rows), rows.weight)
 
-        def finish(statistic: Any) -> float:
-            return _number(self.name, self.finish(statistic))
+        return MetricReduction(
+            name, bool(self.greater_is_better), chunk, combine, lambda total: _number(name, finish(total)), spec=self
+        )
 
-        return MetricReduction(self.name, self.greater_is_better, chunk, self.combine, finish, spec=self)
 
+def of_function(function: Any, name: str | None = None, greater_is_better: bool | None = None) -> MetricReduction:
+    """Return the metric that a function computes of all rows of an evaluation set, see `Metric`.
 
-def of_function(function: Callable[..., Any]) -> MetricReduction:
-    """Return the metric ``function(y, prediction, weight)`` of all rows of an evaluation set, see `Metric`.
-
-    It is called with the rows in the order of target, prediction and weight. Its name is that of the function. Its attribute
-    ``greater_is_better`` says which values are better; without one, its name does if it follows the rule of scikit-learn.
+    It is called with the rows in the order of target, prediction and weight.
     """
-    name = getattr(function, "__name__", type(function).__name__).strip("<>")
-    if not isinstance(function, type):  # a class is no function, which `find_metrics` tells
-        _check_signature(name, function)
+    name = _name_of(function) if name is None else name
+    call = function if isinstance(function, type) else _call_of(name, function)  # a class is refused by `find_metrics`
 
     def finish(columns: tuple[np.ndarray, ...]) -> float:
         order = np.lexsort(np.column_stack(columns).T[::-1])
         y, prediction, *weight = (column[order] for column in columns)
-        return _number(name, function(y, prediction, weight[0] if weight else None))
+        return _number(name, call(y, prediction, weight[0] if weight else None))
 
-    by_name = True if name.endswith("_score") else False if name.endswith(("_error", "_loss", "_deviance")) else None
-    greater = getattr(function, "greater_is_better", by_name)
-    greater = greater if greater is None else bool(greater)
+    if greater_is_better is None:
+        greater_is_better = getattr(function, "greater_is_better", None)
+    if greater_is_better is None:
+        ends = _name_of(function).endswith
+        greater_is_better = True if ends("_score") else False if ends(("_error", "_loss", "_deviance")) else None
+    greater = None if greater_is_better is None else bool(greater_is_better)
     return MetricReduction(name, greater, _rows_chunk, _merge_rows, finish, wants_rows=True, spec=function)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
 def _rows_chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
@@ -240,22 +261,67 @@ def _finish_elsewhere(_: Any) -> float:
     raise TypeError("the function of all rows is called in the client")
 
 
-def _check_signature(name: str, function: Callable[..., Any]) -> None:
-    """Raise a ParameterError if a function does not take target, prediction and weight."""
+def _call_of(name: str, function: Any) -> Callable[[np.ndarray, np.ndarray, np.ndarray | None], Any]:
+    """Return how a function is called with target, prediction and weight.
+
+    Raises
+    ------
+    ParameterError
+        If it takes other arguments.
+    """
     if hasattr(function, "_score_func"):
         raise ParameterError(
-            f"eval_metric {name!r} is a scorer of scikit-learn, which calls an estimator: give the name of a metric, or a "
-            "function of y, prediction and weight"
+            f"eval_metric {name!r} is a scorer of scikit-learn, which calls an estimator: give the name of a metric, a "
+            "function of sklearn.metrics, or a function of y, prediction and weight"
         )
     try:
-        inspect.signature(function).bind(None, None, None)
-    except TypeError:
-        raise ParameterError(
-            f"eval_metric {name!r} does not take y, prediction and weight: wrap it, as lambda y, p, w: f(y, p, "
-            "sample_weight=w) for a function f of sklearn.metrics"
-        ) from None
+        signature = inspect.signature(function)
     except ValueError:  # a function without a signature, of an extension
-        return
+        return function
+    if "sample_weight" in signature.parameters:
+        return bound(_call_with_keyword, name, function)
+    if _binds(signature, 3):
+        return function
+    if _binds(signature, 2):
+        return bound(_call_without_weight, name, function)
+    raise ParameterError(
+        f"eval_metric {name!r} does not take the arguments of a metric, which is\n"
+        "    def my_score(y, prediction, weight):  # arrays of all rows; weight is None without weights\n"
+        "        return ..."
+    )
+
+
+def _binds(signature: inspect.Signature, n: int) -> bool:
+    """Return whether a function can be called with so many positional arguments."""
+    try:
+        signature.bind(*[None] * n)
+    except TypeError:
+        return False
+    return True
+
+
+def _call_with_keyword(name: str, function: Any, y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> Any:
+    """Call a function as those of sklearn.metrics."""
+    try:
+        return function(y, prediction, sample_weight=weight)
+    except ValueError as error:
+        if not str(getattr(function, "__module__", "")).startswith("sklearn."):
+            raise
+        classes = "prediction > 0.5" if prediction.ndim == 1 else "prediction.argmax(axis=1)"
+        raise ParameterError(
+            f"eval_metric {name!r} refuses the predictions ({error}). Of classes they are probabilities; for a metric of the "
+            f"classes themselves give\n"
+            f"    def {name if name.isidentifier() else 'my_score'}(y, prediction, weight):\n"
+            f"        return sklearn.metrics.{_name_of(function)}(y, {classes}, sample_weight=weight)"
+        ) from None
+
+
+def _call_without_weight(name: str, function: Any, y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> Any:
+    if weight is not None:
+        raise ParameterError(
+            f"eval_metric {name!r} takes no weights, and the evaluation set has some: give it a third argument, weight"
+        )
+    return function(y, prediction)
 
 
 def _for_users(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:

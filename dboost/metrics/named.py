@@ -532,7 +532,7 @@ def names_of(wanted: Any, loss_name: str) -> list[str]:
     if isinstance(wanted, Iterator):
         return []
     return [
-        spec.name if isinstance(spec, Metric) else of_function(spec).name if callable(spec) else str(spec)
+        str(spec.name) if isinstance(spec, Metric) else of_function(spec).name if callable(spec) else str(spec)
         for spec in _specs(wanted, loss_name)
     ]
 

@@ -139,6 +139,43 @@ def test_a_function_says_which_way_is_better() -> None:
     assert booster.best_iteration == booster.history["eval_agreement"].idxmax() + 1
 
 
+FUNCTIONS: list[tuple[Any, str]] = [  # each is the mean absolute error
+    (reference.mean_absolute_error, "mean_absolute_error"),
+    (Metric(mean_gap, greater_is_better=False), "mean_gap"),
+    (Metric("gap", mean_gap, greater_is_better=False), "gap"),
+    (Metric("gap", lambda y, p: np.abs(y - p).mean(), greater_is_better=False), "gap"),
+    (Metric("gap", reference.mean_absolute_error), "gap"),
+]
+
+
+@pytest.mark.parametrize(("metric", "name"), FUNCTIONS)
+def test_functions_of_all_rows(client: Client, metric: Any, name: str) -> None:
+    """Functions of sklearn.metrics, with or without weights and under a name, know which way is better; also on a cluster."""
+    train, held = only("y", TRAIN), only("y", HELD)
+    options = OPTIONS | {"eval_metric": metric, "early_stopping_rounds": 2}
+    here = dboost.fit(train, "y", eval_set=held, **options)
+    expected = reference.mean_absolute_error(held["y"], here.predict(held))
+    assert here.history[f"eval_{name}"].iloc[here.n_iter_ - 1] == pytest.approx(expected, rel=1e-12)
+    lazy = dd.from_pandas(train, npartitions=2)
+    assert dboost.fit(lazy, "y", client=client, eval_set=dd.from_pandas(held, npartitions=2), **options) == here
+
+
+def test_a_direction_that_is_not_known_is_asked_for() -> None:
+    for metric, text in (
+        (mean_gap, r"Metric\(mean_gap, greater"),
+        (lambda y, p, w: 1.0, r"Metric\(\"name\", function, greater"),
+    ):
+        with pytest.raises(dboost.ParameterError, match=text):
+            dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=metric, early_stopping_rounds=1, **OPTIONS)
+
+
+def test_a_function_without_weights_refuses_them() -> None:
+    held = only("y", HELD)
+    with pytest.raises(dboost.ParameterError, match="'gap' takes no weights, and the evaluation set has some"):
+        sets = (held.drop(columns="y"), held["y"], np.arange(len(held)) + 1.0)
+        dboost.fit(only("y", TRAIN), "y", eval_set=sets, eval_metric=Metric("gap", lambda y, p: 1.0), **OPTIONS)
+
+
 def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
     data, held = dd.from_pandas(only("y", TRAIN), npartitions=2), dd.from_pandas(only("y", HELD), npartitions=2)
     with (
@@ -155,8 +192,11 @@ def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
         (lambda y, p, w: None, "returned None, which is not a number"),
         ([mean_gap, mean_gap], "two metrics are called 'mean_gap'"),
         (Metric, "does not go with loss 'squared_error'"),
-        (lambda y, p: 1.0, "'lambda' does not take y, prediction and weight: wrap it, as lambda y, p, w: "),
-        (reference.mean_squared_error, "'mean_squared_error' does not take y, prediction and weight"),
+        (
+            lambda y: 1.0,
+            r"'lambda' does not take the arguments of a metric, which is\n    def my_score\(y, prediction, weight\)",
+        ),
+        (reference.accuracy_score, r"refuses the predictions (?s:.*)\(y, prediction > 0.5, sample_weight=weight\)"),
         (reference.make_scorer(reference.r2_score), "is a scorer of scikit-learn, which calls an estimator"),
         ("RMSEE", r"'RMSEE' does not go with loss .*; did you mean 'rmse'\?"),
         ("neg_mean_squared_error", r"; did you mean 'mean_squared_error'\?"),
@@ -175,6 +215,10 @@ def test_metrics_without_an_evaluation_set_are_told() -> None:
 def test_a_metric_without_functions_is_refused() -> None:
     with pytest.raises(dboost.ParameterError, match="metric 'm': combine must be a function"):
         Metric("m", len, 3, float)  # type: ignore[arg-type]
+    with pytest.raises(dboost.ParameterError, match="metric 'mean_gap': finish must be a function"):
+        Metric(mean_gap, combine=max)
+    with pytest.raises(dboost.ParameterError, match="metric 'm': partial must be a function"):
+        Metric("m")
     with pytest.raises(dboost.ParameterError, match="name must be a text"):
         Metric("", len, max, float)
 
@@ -219,9 +263,12 @@ def test_evaluation_sets_may_be_called_like_the_first_part_of_a_column() -> None
 
 
 def test_a_function_does_not_replace_the_score_of_an_estimator() -> None:
-    X, y = only("y", TRAIN).drop(columns="y"), TRAIN["y"]
-    same = Metric("squared_error", lambda y, p, w: -1.0, max, float)
-    for settings, name in (({"eval_metric": same}, "squared_error"), ({"eval_metric": score, "scoring": "r2"}, "score")):
+    X, y = only("y", TRAIN).drop(columns="y"), TRAIN["y"].abs()
+    same = Metric("poisson", lambda y, p, w: -1.0, max, float)
+    for settings, name in (
+        ({"eval_metric": same, "loss": "poisson"}, "poisson"),
+        ({"eval_metric": score, "scoring": "r2"}, "score"),
+    ):
         model = dboost.DBoostRegressor(max_iter=2, early_stopping=True, **settings)
         with pytest.raises(dboost.ParameterError, match=f"a function is called '{name}', like the metric that the estimator"):
             model.fit(X, y, eval_set={"other": (X, y)})
