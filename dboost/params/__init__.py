@@ -27,7 +27,7 @@ from dboost.params.parameters import (
     shows_parameters,
     with_seed,
 )
-from dboost.params.peer_keywords import (
+from dboost.params.peer_names import (
     accepts_names_of_intervals,
     accepts_names_of_predictions,
     accepts_names_of_trees,

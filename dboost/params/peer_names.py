@@ -1,8 +1,8 @@
 """Names of XGBoost, LightGBM, CatBoost and scikit-learn: one table for all functions and methods.
 
 A name of another library is an alias of ours where it has the same meaning (`ALIASES`), or it is an error with a sentence that
-says what to use (`HINTS`). A few values have other names, too (`VALUES`). `params.accepts_peer_names` applies the table to a
-function: `dboost.fit`, `dboost.cv`, `dboost.prepare` and the constructor of the estimators. `params.serves_peer_names` applies
+says what to use (`HINTS`). A few values have other names, too (`VALUES`). `accepts_peer_names` applies the table to a
+function: `dboost.fit`, `dboost.cv`, `dboost.prepare` and the constructor of the estimators. `serves_peer_names` applies
 it to all public methods of a class: `Booster` and the estimators. Aliases are converted at once: models, checkpoints, prepared
 data and `get_params` of the estimators have our names. `None` as the value of another library's name counts as not given, and
 so it does for our names with a default of None in another library (`NONES`).
@@ -11,10 +11,15 @@ so it does for our names with a default of None in another library (`NONES`).
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 from dboost.errors import ParameterError
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 #: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters.
 LOSSES_OF_PEERS = {
@@ -459,3 +464,48 @@ def similar_losses(name: str, known: Collection[str]) -> list[str]:
     """Return what an unknown name of a loss may mean: the loss of that name in another library, or a similar name."""
     known_losses = [loss for loss, names in LOSSES_OF_PEERS.items() if name.lower() in names]
     return known_losses or difflib.get_close_matches(name.lower(), known, n=1)
+
+
+def accepts_peer_names(
+    function: F | None = None,
+    *,
+    aliases: Mapping[str, str] = ALIASES,
+    hints: Mapping[str, str] = HINTS,
+    belongs: Callable[[str], str | None] = lambda _: None,
+) -> Any:
+    """Decorate a function: it accepts names of other libraries for the keywords in its signature; see `with_our_names`."""
+    if function is None:
+        return partial(accepts_peer_names, aliases=aliases, hints=hints, belongs=belongs)
+    parameters = inspect.signature(function).parameters
+    rest = {name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD}
+    names = tuple(name for name in parameters if name not in rest)
+    known = frozenset(names)
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if not known.issuperset(keywords):
+            by_position, handed_on = dict(zip(names, args, strict=False)), {}
+            if rest:  # to a function that knows more names
+                handed_on = {name: keywords.pop(name) for name in [*keywords] if known.isdisjoint((name, aliases.get(name)))}
+            keywords = with_our_names(keywords | by_position, known, aliases=aliases, hints=hints, belongs=belongs)
+            keywords = {name: value for name, value in keywords.items() if name not in by_position} | handed_on
+        return function(*args, **keywords)
+
+    return call
+
+
+def serves_peer_names(cls: C) -> C:
+    """Decorate a class of models: its public methods accept names of other libraries, see `accepts_peer_names`. Methods that
+    are decorated themselves keep their tables."""
+    for name, member in [*vars(cls).items()]:
+        if inspect.isfunction(member) and not name.startswith("_") and not hasattr(member, "__wrapped__"):
+            setattr(cls, name, accepts_peer_names(member, aliases=MODEL_ALIASES, hints=MODEL_HINTS))
+    return cls
+
+
+#: Decorates the methods that predict.
+accepts_names_of_predictions = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=PREDICTION_HINTS)
+#: Decorates the methods that interpret the trees, whose results have no offset.
+accepts_names_of_trees = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=TREE_HINTS)
+#: Decorates the methods that predict intervals.
+accepts_names_of_intervals = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=INTERVAL_HINTS)

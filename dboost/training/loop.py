@@ -245,7 +245,8 @@ class BoostingLoop:
         self.history.append(record)
         self.n_complete += 1
         visit.n_grown, visit.began = visit.n_grown + 1, None
-        request.progress.show(record, self.scores.shown(record), ended - grows_from)
+        scores = self.scores.shown(record) if request.progress.is_shown else {}
+        request.progress.show(record, scores, ended - grows_from)
         visit.has_waited = stopping is not None and stopping.should_stop(iteration, record)
         if self.parameters.arcbites is not None and stopping is not None and stopping.best_iteration == iteration:
             self.trees.set_mark()

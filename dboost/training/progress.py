@@ -89,6 +89,11 @@ class Progress:
             left = f"{duration(each * (self._last - iteration))} left"
         self._display.update(iteration, self._last, self._unit, left, self._note(record, scores))
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a display now."""
+        return self._display is not None
+
     def close(self) -> None:
         if self._display is not None:
             self._display.close()

@@ -314,7 +314,7 @@ def test_train_saves_what_fit_would(here: Path, table: pd.DataFrame, capsys: pyt
     assert status_of(*TRAIN, *settings, "--output", "by-command.json", "--history", "history.csv") == 0
     shown = capsys.readouterr()
     assert "4 iterations" in shown.out
-    assert "train_loss" in shown.out
+    assert "train_rmse" in shown.out
     assert files(here) - before == {"by-command.json", "history.csv"}
     booster = dboost.fit("rows.parquet", "price", features=["a", "b", "c", "shop"], max_iter=4, learning_rate=0.3)
     booster.save("by-fit.json")
@@ -424,7 +424,7 @@ def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert status_of("inspect", "model.json") == 0
     said = capsys.readouterr().out
-    for expected in ("squared_error", "learning_rate", "0.25", "shop", "categorical, 3 levels", "train_loss", "600"):
+    for expected in ("squared_error", "learning_rate", "0.25", "shop", "categorical, 3 levels", "train_rmse", "600"):
         assert expected in said
 
 
@@ -651,7 +651,7 @@ def test_interrupting_says_how_far_it_came(here: Path, number: int, status: int)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    assert first.startswith("iteration 1/1000000: train_loss")
+    assert first.startswith("iteration 1/1000000: train_rmse")
     assert re.search(r"^dboost: interrupted after \d+ of 1000000 iterations; nothing was saved$", rest, re.MULTILINE)
     assert "Traceback" not in rest
     assert process.returncode == status

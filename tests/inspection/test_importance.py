@@ -144,7 +144,7 @@ def test_permutation_with_a_function_of_which_larger_values_are_better() -> None
     frame = mixed_frame(300)
     booster = dboost.fit(frame[[*FEATURES, "late"]], "late", max_iter=5)
     how = {"kind": "permutation", "data": frame, "target": "late", "n_repeats": 2}
-    with pytest.raises(ParameterError, match=r"accuracy\.greater_is_better"):
+    with pytest.raises(ParameterError, match=r"Metric\(accuracy, greater_is_better=True\)"):
         booster.importance(**how, metric=accuracy)
     counted = Metric("right", lambda y, p, w: np.array([((p > 0.5) == y).sum(), len(y)]), np.add, lambda s: s[0] / s[1], True)
     wrong = booster.importance(**how, metric="error")

@@ -16,6 +16,7 @@ import pytest
 
 import dboost
 from dboost import Booster
+from dboost.display import as_read
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.inspection.report.page import MAX_LEAVES, Figure, ReportContext, page
 from dboost.inspection.row_functions import EvaluatedRows, ScoringRoles
@@ -102,7 +103,7 @@ def test_the_page_says_what_is_true(target: str) -> None:
         assert said in text
     for said in (model.sha256, model.loss.name.replace("_", " "), "seconds in iterations", "held-out rows", *FEATURES[:3]):
         assert said in text
-    kept = model.ensemble.metrics["train_loss"][-1]
+    kept = as_read("train_loss", model.ensemble.metrics["train_loss"][-1], model.loss.name)[1]
     assert f"{kept:.4g}" in text
     assert "On 200 rows" in text
     if target == "y":

@@ -173,6 +173,6 @@ def test_the_bar_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm")
     bar = Progress(True)
     bar.begin(1)
-    bar.show({"iteration": 1, "rows_kept": 10, "seconds": 0.1, "[/e]_loss": 0.5}, ["[/e]_loss"], 0.1)
+    bar.show({"iteration": 1, "rows_kept": 10, "seconds": 0.1, "[/e]_loss": 0.5}, {"[/e]_loss": 0.5}, 0.1)
     bar.close()
     assert "[/e]_loss 0.5" in terminal.getvalue()

@@ -50,7 +50,7 @@ def test_it_stops_where_the_held_out_rows_do_best_and_says_so(automatic: dboost.
     scores = automatic.history["validation_squared_error"]
     best = int(scores.argmin()) + 1
     assert automatic.best_iteration == automatic.n_iter_ == best < len(scores) == best + 50
-    said = f"early stopping: validation_squared_error was best in iteration {best} of {best + 50}"
+    said = f"early stopping: validation_rmse was best in iteration {best} of {best + 50}"
     assert automatic.history.attrs["ended_by"] == said
     assert said in repr(automatic)
 
@@ -81,13 +81,13 @@ def test_whole_groups_are_held_out(frame: pd.DataFrame) -> None:
 def test_an_evaluation_set_takes_the_place_of_held_out_rows(frame: pd.DataFrame) -> None:
     booster = fit(frame[:1000], max_iter="auto", eval_set=frame[1000:])
     assert booster.sources[0]["rows"] == 1000
-    assert "eval_squared_error was best" in booster.history.attrs["ended_by"]
+    assert "eval_rmse was best" in booster.history.attrs["ended_by"]
     both = fit(frame[:1000], max_iter="auto", eval_set=frame[1000:], validation_fraction=0.1)
     assert {"eval_squared_error", "validation_squared_error"} <= set(both.history)
-    assert "validation_squared_error was best" in both.history.attrs["ended_by"]
+    assert "validation_rmse was best" in both.history.attrs["ended_by"]
     chosen = dboost.EarlyStopping(5, eval_set="eval")
     other = fit(frame[:1000], max_iter="auto", eval_set=frame[1000:], validation_fraction=0.1, early_stopping=chosen)
-    assert "eval_squared_error was best" in other.history.attrs["ended_by"]
+    assert "eval_rmse was best" in other.history.attrs["ended_by"]
 
 
 def test_held_out_rows_are_evaluated_without_early_stopping_too(frame: pd.DataFrame) -> None:

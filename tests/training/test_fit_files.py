@@ -23,7 +23,7 @@ OPTIONS = {
     "trees/split_finder.py", "trees/tree_growth.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
-MOST_FILES = 71
+MOST_FILES = 72
 
 
 def entered_files(**options: Any) -> set[str]:
