@@ -31,6 +31,7 @@ extensions = [
     "redirects",
     "printed",
     "parameter_table",
+    "page_head",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
@@ -52,7 +53,7 @@ html_title = "dboost"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
-html_js_files = ["copy.js"]
+html_js_files = ["copy.js", "search.js"]
 html_favicon = "_static/logo.svg"
 #: Pages without siblings need no sidebar.
 html_sidebars: dict[str, list[str]] = {

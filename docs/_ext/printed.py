@@ -51,7 +51,7 @@ def run_here(text: str, name: str, pictures: Path) -> list[dict[str, Any]]:
     for block in BLOCK.finditer(text):
         needed = NEEDS.search(text[: block.start()])
         if needed is not None and importlib.util.find_spec(needed[1]) is None:
-            found.append({"text": "", "figures": []})
+            found.append({"text": "", "figures": {}})
             continue
         lines_above = text[: block.start(1)].count("\n")
         out = io.StringIO()
@@ -61,16 +61,28 @@ def run_here(text: str, name: str, pictures: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _save_figures(stem: Path) -> list[str]:
+def _save_figures(stem: Path) -> dict[str, str]:
+    """Save the open figures; return a text about each by the name of its file."""
     plt = sys.modules.get("matplotlib.pyplot")
     if plt is None:
-        return []
-    names = []
+        return {}
+    figures = {}
     for number in plt.get_fignums():
-        names.append(f"{stem.name}-{number}.svg")
-        plt.figure(number).savefig(stem.with_name(names[-1]), bbox_inches="tight", metadata={"Date": None})
+        figure, name = plt.figure(number), f"{stem.name}-{number}.svg"
+        figure.savefig(stem.with_name(name), bbox_inches="tight", metadata={"Date": None})
+        figures[name] = _described(figure)
     plt.close("all")
-    return names
+    return figures
+
+
+def _described(figure: Any) -> str:
+    """Return the titles of a figure's axes, or the labels of axes without a title, for readers who do not see it."""
+    texts = []
+    for axes in figure.axes:
+        title = axes.get_title() or axes.get_title("left")
+        labels = " over ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+        texts.append(title or labels)
+    return "Plot: " + "; ".join(" ".join(text.split()) for text in texts if text)
 
 
 def run(page: Path, stem: Path) -> list[dict[str, Any]]:
@@ -120,7 +132,7 @@ def with_output(text: str, blocks: Sequence[dict[str, Any]], stem: str) -> str:
             kind = "printed message" if is_message else "printed"
             parts.append(f"{fence}{{code-block}} text\n:class: {kind}\n\n{printed}\n{fence}")
         folder = Path(stem).parent.as_posix()
-        parts += [f"```{{image}} /{folder}/{name}\n:class: drawn\n:alt: Figure\n```" for name in result["figures"]]
+        parts += [f"```{{image}} /{folder}/{name}\n:class: drawn\n:alt: {alt}\n```" for name, alt in result["figures"].items()]
         return "\n\n".join(parts)
 
     return BLOCK.sub(shown, text)

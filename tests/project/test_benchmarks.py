@@ -17,6 +17,7 @@ from benchmarks import (
     arcbites,
     cold_start,
     fixed_fits,
+    headline_pictures,
     latency,
     limits,
     loading,
@@ -202,6 +203,17 @@ def test_the_badges_of_the_readme_are_true() -> None:
     assert f"python: {' | '.join(tested)}" in drawn["badge_python.svg"]
     assert "license: BSD-3-Clause" in drawn["badge_license.svg"]
     assert "BSD 3-Clause" in (root / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_pictures_of_the_first_page_show_the_figures_of_the_tables(folder: Path) -> None:
+    headline_pictures.draw_tables(folder)
+    for picture in ("headline.svg", "memory.svg", "hosts.svg"):
+        drawn, stored = (
+            re.findall(r">([^<>]+)</text>", (place / picture).read_text(encoding="utf-8"))
+            for place in (folder, headline_pictures.DOCS / "pictures")
+        )
+        assert len(drawn) > 5
+        assert drawn == stored, "python -m benchmarks.headline_pictures --tables"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Collection
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import dboost
+from dboost.cli import main
 from dboost.params import Parameters
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,7 @@ sys.path.append(str(DOCS / "_ext"))
 
 import printed  # noqa: E402
 from headline import cell, headlines  # noqa: E402
+from page_head import CARD, GUIDE  # noqa: E402
 from printed import BLOCK  # noqa: E402
 
 #: Pages whose code takes longer than a few seconds: it starts clusters of processes, imports large libraries, or grows forests.
@@ -70,18 +73,40 @@ def test_the_code_that_needs_a_library_runs(page: Path, library: str, tmp_path: 
     assert len(printed.run_here(text, str(page), tmp_path / "figure")) == len(BLOCK.findall(text))
 
 
+def test_the_commands_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "index.md"
+    text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    printed.run_here(text, str(page), tmp_path / "figure")  # writes the files that the commands read
+    commands = re.findall(r"^\$ dboost (.*)$", text, re.MULTILINE)
+    assert [main(shlex.split(command)) for command in commands] == [0, 0, 0]
+    assert {"model.json", "probabilities.parquet"} <= set(os.listdir(tmp_path))
+
+
+def test_the_user_guide_has_a_card_for_each_of_its_pages() -> None:
+    text = (DOCS / f"{GUIDE}.md").read_text(encoding="utf-8")
+    contents = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    listed = re.findall(r"^[\w./]+$", contents, re.MULTILINE)
+    cards = CARD.findall(text)
+    assert [page for _, page, _ in cards] == listed
+    for title, page, _ in cards:
+        assert (DOCS / "guide" / f"{page}.md").read_text(encoding="utf-8").startswith(f"# {title}\n"), page
+
+
 def test_what_a_block_prints_and_draws_is_shown_below_it(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Title\n\n```python\nx = 3\nprint('x is', x)\n```\n\nBetween.\n\n```python\nx += 1\n```\n\n"
         "```python\nimport pandas as pd\nprint(pd.DataFrame([['a' * 30] * 3]))\n```\n\n"
-        "```python\nimport matplotlib.pyplot as plt\nplt.plot([x])\nprint('```')\n```\n\n```text\nno code\n```\n"
+        "```python\nimport matplotlib.pyplot as plt\nplt.plot([x])\nplt.title('x')\nprint('```')\n```\n\n"
+        "```text\nno code\n```\n"
     )
     blocks = printed.run(page, tmp_path / "results" / "page")
     *texts, frame, last = [block["text"] for block in blocks]
     assert [*texts, last] == ["x is 3\n", "", "```\n"]
     assert frame.count("a" * 30) == 3, "three columns that are wider than 80 characters"
-    (figure,) = blocks[3]["figures"]
+    ((figure, alt),) = blocks[3]["figures"].items()
+    assert alt == "Plot: x"
     assert "<svg" in (tmp_path / "results" / figure).read_text()
     shown = printed.with_output(page.read_text(), blocks, "results/page")
     assert (
