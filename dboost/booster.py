@@ -144,8 +144,9 @@ class Booster:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which have the same order in both. The
-        roots of mean squared errors follow."""
+        """What the fit recorded, or the metrics in the ensemble, one row per iteration, in the same order in both. The roots of
+        mean squared errors follow.
+        """
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
         frame = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
@@ -201,7 +202,7 @@ class Booster:
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
+        """Share of each feature in the reduction of the loss by all splits, float64[n_features]."""
         gain = self.importance("gain")
         shares = np.nan_to_num(gain[[feature.name for feature in self.features]].to_numpy(np.float64))
         return shares / (shares.sum() or 1.0)
@@ -237,7 +238,7 @@ class Booster:
 
     @cached_property
     def outputs(self) -> Outputs:
-        """What the raw scores stand for: names and transforms of the outputs."""
+        """What the raw scores stand for, with names and transforms of the outputs."""
         return replace(self.ensemble.outputs, given_loss=self._custom_loss)
 
     @property
@@ -880,7 +881,7 @@ class Booster:
 
     @cached_property
     def expected_value(self) -> float | np.ndarray:
-        """Start value of the path-dependent Shapley values, in raw scores: a float, or float64[n_classes].
+        """Start value of the path-dependent Shapley values, in raw scores; a float, or float64[n_classes].
 
         It is the prediction of the trees when no feature is known, weighted by the Hessians of the training rows. With a
         background, Shapley values start at the mean of ``predict(background, raw_score=True)`` instead.

@@ -136,7 +136,7 @@ class Dataset:
 
     @property
     def feature_names_in_(self) -> np.ndarray:
-        """Names of the features: object[n_features]."""
+        """Names of the features, an array of objects [n_features]."""
         return np.array([feature.name for feature in self._features], object)
 
     @property
@@ -188,7 +188,7 @@ class Dataset:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether only this process may train on the rows: they are in its temporary files."""
+        """Whether only this process may train on the rows, because they are in its temporary files."""
         return self._temporary is not None
 
     def _rows(self, client: Any = None) -> BinnedRows:

@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def minutes(self) -> float:
-        """Minutes of the whole fit: an estimate."""
+        """Minutes of the whole fit, as an estimate."""
         return self.loading_minutes + self.training_minutes
 
     def _lines(self) -> list[tuple[str, str]]:

@@ -32,6 +32,7 @@ extensions = [
     "printed",
     "parameter_table",
     "page_head",
+    "api_tables",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 
@@ -62,6 +63,8 @@ html_sidebars: dict[str, list[str]] = {
 #: Old names of pages that have been renamed.
 redirects = {
     "api/errors": "guide/errors",
+    "api/estimators": "api/regressor",
+    "api/losses": "api/loss",
     "guide/constraints": "guide/regularization_and_constraints",
     "guide/continued": "guide/incremental_training",
     "guide/data": "guide/input_data",

@@ -79,13 +79,14 @@ class ModelAccess:
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
+        """Share of each feature in the reduction of the loss by all splits, float64[n_features]."""
         return self.get_booster().feature_importances_
 
     @property
     def oob_score_(self) -> float:
-        """Score of a forest on the training rows by the trees that did not draw them: R², or the accuracy; of
-        several targets the mean.
+        """Score of a forest on the training rows by the trees that did not draw them.
+
+        R², or the accuracy of classes; of several targets the mean.
 
         Raises
         ------
@@ -115,7 +116,7 @@ class ModelAccess:
 
     @property
     def best_score_(self) -> dict[str, dict[str, float]]:
-        """Scores of the model, by evaluation set and metric: after the last of its iterations."""
+        """Scores of the model after the last of its iterations, by evaluation set and metric."""
         last = self.get_booster().history["iteration"].to_numpy().tolist()
         if not last:
             return {}

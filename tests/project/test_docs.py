@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_ext"))
 
 import printed  # noqa: E402
+from api_tables import members  # noqa: E402
 from headline import cell, headlines  # noqa: E402
 from page_head import CARD, GUIDE  # noqa: E402
 from printed import BLOCK  # noqa: E402
@@ -325,6 +326,28 @@ def found_by(query: str, index: dict[str, Any]) -> list[str]:
                     page = index["docnames"][number]
                     scores[page] = max(scores.get(page, 0), score)
     return sorted(scores, key=lambda page: -scores[page])
+
+
+CLASSES = [getattr(dboost, name) for name in dboost.__all__ if inspect.isclass(getattr(dboost, name))]
+CLASSES += [dboost.losses.Loss, dboost.losses.Targets, dboost.losses.Start, dboost.metrics.Metric, Parameters]
+
+
+def test_the_index_of_the_api_lists_all_public_names() -> None:
+    index = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^   dboost\.([\w.]+)$", index, re.MULTILINE))
+    assert set(dboost.__all__) - {"__version__"} <= listed
+    described = " ".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md") if page.stem != "index")
+    errors = {kind.__name__ for kind in CLASSES if issubclass(kind, BaseException)}
+    names = {name for name in listed - errors if not name.startswith("integrations.")}
+    assert {name for name in names if f":: dboost.{name}\n" not in described} == set()
+
+
+def test_docstrings_of_public_attributes_do_not_begin_with_what_reads_as_a_type() -> None:
+    """Napoleon takes "Names: of features" for a type "Names"."""
+    for kind in CLASSES:
+        for name in members(kind)["Attributes"]:
+            first = (inspect.getdoc(inspect.getattr_static(kind, name)) or "").partition("\n")[0]
+            assert ": " not in first, f"{kind.__name__}.{name}"
 
 
 def test_the_figures_of_the_first_page_are_those_of_the_measurements() -> None:
