@@ -1,14 +1,15 @@
 """How people read numbers: in the terminal, in reports and plots, on the dashboard, and in warnings.
 
-Numbers have a few significant digits and no exponent, unless they are tiny or huge: 53,032 and 0.00012, not 5.303e+04. Digits
-are grouped by commas from 10,000 on, so that years and codes are not.
+Numbers have a few significant digits and no exponent, unless they are tiny or huge: 53,032 and 0.00012, not 5.303e+04. A single
+number may be a year or a code: its digits are grouped by commas from 10,000 on (`number`). Estimates that are read beside each
+other have the same decimals, and commas from 1000 on (`numbers`).
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 V = TypeVar("V", bound=Any)
@@ -23,7 +24,7 @@ def number(value: Any, digits: int = 6) -> str:
     Examples
     --------
     >>> [number(x) for x in (53031.8, 2011.0, 0.93938, 0.5, 1.5e-7, float("nan"))]
-    ['53,032', '2011', '0.93938', '0.5', '1.5e-7', 'nan']
+    ['53,031.8', '2011', '0.93938', '0.5', '1.5e-7', 'nan']
     """
     value = float(value)
     if not math.isfinite(value) or value == 0:
@@ -36,8 +37,43 @@ def number(value: Any, digits: int = 6) -> str:
 
 def fixed(value: float, decimals: int, *, trim: bool = False) -> str:
     """Return a number with so many decimals. trim : without zeros at their end."""
-    text = f"{value:.{decimals}f}" if abs(value) < 10_000 else f"{value:,.{decimals}f}"
+    text = f"{value:z.{decimals}f}" if abs(value) < 10_000 else f"{value:z,.{decimals}f}"
     return _trimmed(text) if trim else text
+
+
+def numbers(values: Iterable[Any], digits: int = 3) -> list[str]:
+    """Return estimates that are read beside each other, such as those of a column or a plot, with the same decimals.
+
+    The largest has so many significant digits. There is one decimal more if the smallest would be zero otherwise, and as many
+    as show the range of the numbers with one digit less. Tiny and huge numbers share an exponent.
+
+    Examples
+    --------
+    >>> numbers([24568.2, -1033.25]), numbers([0.0245312, 9.359e-6]), numbers([931.42, 931.17]), numbers([2e-7, -1.25e-9])
+    (['24,568', '-1,033'], ['0.02453', '0.00001'], ['931.42', '931.17'], ['2.00e-7', '-0.01e-7'])
+    """
+    values = [float(value) for value in values]
+    known = [value for value in values if math.isfinite(value) and value]
+    if not known:
+        return [number(value) for value in values]
+    sizes = [abs(value) for value in known]
+    largest = _exponent(max(sizes), digits)
+    shared = 0 if _LEAST < largest < _MOST else largest
+    decimals = max(digits - 1 - largest + shared, 0)
+    if not all(value.is_integer() for value in known):
+        extent = max(known) - min(known)
+        decimals = max(decimals, min(-_exponent(min(sizes), 1) + shared, decimals + 1))
+        if extent:
+            decimals = max(decimals, min(digits - 2 - _exponent(extent, 1) + shared, 15))
+    texts = [f"{value / 10.0**shared:z,.{decimals}f}" for value in known]
+    spare = min((len(text) - len(_trimmed(text)) for text in texts), default=0)
+    shown = iter(text[: len(text) - spare] + (f"e{shared}" if shared else "") for text in texts)
+    return [next(shown) if math.isfinite(value) and value else number(value) for value in values]
+
+
+def _exponent(value: float, digits: int) -> int:
+    """Return the exponent of ten of a positive number that is rounded to so many digits."""
+    return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
 #: What a loss is called in the history, and the loss that is shown by its root.

@@ -16,7 +16,7 @@ from rich.table import Table
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli import output_paths
-from dboost.display import as_read, number
+from dboost.display import as_read, number, numbers
 from dboost.errors import ModelFileError, ParameterError
 from dboost.files.filesystem import filesystem_of, without_query
 from dboost.params import Parameters
@@ -136,7 +136,7 @@ def _dependence(booster: Booster, arguments: argparse.Namespace) -> pd.DataFrame
 
 
 def _printed_dependence(frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    return f"Dependence on {' and '.join(frame.attrs['features'])}", frame
+    return f"Dependence on {' and '.join(frame.attrs['features'])}", frame.assign(value=numbers(frame["value"]))
 
 
 def _printed_drift(frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:

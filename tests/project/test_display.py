@@ -15,7 +15,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.display import as_read, counted, cut, duration, number, with_spread
+from dboost.display import as_read, counted, cut, duration, number, numbers, with_spread
 
 PACKAGE = Path(dboost.__file__).parent
 
@@ -31,6 +31,21 @@ PACKAGE = Path(dboost.__file__).parent
 )  # fmt: skip
 def test_numbers(value: float, shown: str) -> None:
     assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([24568.2, -1033.25, 400000.0], ["24,568", "-1,033", "400,000"]),
+        ([0.002453, 9.359e-6, 0.0, -0.000001], ["0.002453", "0.000009", "0", "-0.000001"]),
+        ([7.41e-8, -1.25e-9, 2e-7], ["0.74e-7", "-0.01e-7", "2.00e-7"]), ([3.2e18, 1e17], ["3.2e18", "0.1e18"]),
+        ([931.42, 931.17], ["931.42", "931.17"]), ([100.0, 61.0, 5.0], ["100", "61", "5"]),
+        ([6.007, -0.0128], ["6.01", "-0.01"]), ([0.25, 0.5], ["0.25", "0.50"]), ([1234.5], ["1,234"]), ([], []),
+        ([math.nan, math.inf, 0.5], ["nan", "inf", "0.5"]), ([1e300, 1e-300], ["1e300", "0e300"]),
+    ],
+)  # fmt: skip
+def test_numbers_beside_each_other_have_the_same_decimals(values: list[float], shown: list[str]) -> None:
+    assert numbers(values) == shown
 
 
 def test_numbers_of_fewer_digits() -> None:

@@ -143,16 +143,16 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
         end = start + float(values.sum())
         # From the smallest steps at the bottom to the largest, which ends at the row's score.
         at = start
+        texts = canvas.numbers([move for _, move in steps], sign=True)
         for i in range(len(steps) - 1, -1, -1):
             y, move = len(steps) - 1 - i, steps[i][1]
             ax.barh(y, move, left=at, height=0.62, color=BLUE if move >= 0 else VERMILION)
-            text = ("+" if move >= 0 else "") + canvas.number(move)
-            canvas.note(ax, text, (max(at, at + move), y), (4, 0), color=GREY, bbox=canvas.box(ax))
+            canvas.note(ax, texts[i], (max(at, at + move), y), (4, 0), color=GREY, bbox=canvas.box(ax))
             at += move
             ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
-        ax.set_title(f"From {canvas.number(start)} to {canvas.number(end)}")
+        ax.set_title("From {} to {}".format(*canvas.numbers([start, end])))
         ax.set(xlabel=f"{canvas.plain(label)} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
@@ -209,4 +209,4 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
 def _value(x: float, feature: Feature) -> str:
     if np.isnan(x):
         return "missing"
-    return canvas.number(float(x), 6) if feature.categories is None else canvas.short(feature.categories[int(x)], 24)
+    return canvas.value(float(x)) if feature.categories is None else canvas.short(feature.categories[int(x)], 24)

@@ -10,11 +10,13 @@ notebook or window shows it, else without, so that no global list holds it.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from dboost import display
@@ -126,18 +128,55 @@ def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, heigh
     grid = figure.subplots(n_rows, n_columns, squeeze=False, **how)
     for ax in grid.ravel():
         ax.locator_params(axis="x", nbins=5)  # numbers of six digits fit beside each other
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(_tick)
+        _format_ticks(ax)
     return grid
 
 
-def _tick(value: float, _: Any = None) -> str:
-    return number(value, 6)
+def _format_ticks(ax: Any) -> None:
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(_ticks()())
+
+
+@cache
+def _ticks() -> Any:
+    """Return a class of matplotlib's formatters that writes all ticks of an axis alike."""
+    from matplotlib.ticker import Formatter
+
+    class Ticks(Formatter):
+        def __call__(self, x: float, pos: Any = None) -> str:
+            return ticks([x])[0]
+
+        def format_ticks(self, values: Any) -> list[str]:
+            return ticks(values)
+
+    return Ticks
+
+
+def ticks(values: Sequence[float]) -> list[str]:
+    """Return the labels of ticks: the same decimals, as few as distinguish them, and separators if one of them has one."""
+    values = [float(value) for value in values]
+    largest = max(map(abs, values), default=0.0)
+    factor, unit = _unit(largest)
+    scaled = [value / factor for value in values]
+    step = min((b - a for a, b in pairwise(sorted(set(scaled)))), default=largest / factor)
+    decimals = next((n for n in range(12) if all(abs(x - round(x, n)) <= 1e-3 * step for x in scaled)), 12)
+    comma = "," if largest / factor >= 10_000 else ""
+    return [f"{x:z{comma}.{decimals}f}{unit}".replace("-", "−") if x else "0" for x in scaled]
+
+
+def colorbar(mesh: Any, ax: Any, **how: Any) -> Any:
+    """Add a color bar without a frame, whose numbers are those of axes."""
+    bar = ax.figure.colorbar(mesh, ax=ax, format=_ticks()(), **how)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def axes_for(ax: Any, *, height: float = 3.1, width: float = WIDTH) -> Any:
     """Return the caller's axes, or new ones."""
-    return new_axes(height=height, width=width)[0, 0] if ax is None else ax
+    if ax is None:
+        return new_axes(height=height, width=width)[0, 0]
+    _format_ticks(ax)
+    return ax
 
 
 def bars(ax: Any) -> None:
@@ -196,9 +235,38 @@ def key(text: str) -> str:
     return f"\u200b{text}" if text.startswith("_") else text
 
 
-def number(value: float, digits: int = 4) -> str:
-    """Format a number with so many digits and a typographic minus sign."""
-    return display.number(value, digits).replace("-", "−")
+def numbers(values: Sequence[float], *, sign: bool = False) -> list[str]:
+    """Return estimates that are in one plot: three significant digits, millions as M. sign : of positive ones too."""
+    factor, unit = _unit(max((abs(value) for value in values if math.isfinite(value)), default=0.0))
+    texts = display.numbers([value / factor for value in values])
+    return [
+        f"{'+' if sign and value > 0 else ''}{text}{unit if value else ''}".replace("-", "−")
+        for value, text in zip(values, texts, strict=True)
+    ]
+
+
+def value(x: float) -> str:
+    """Return a value of a feature: up to six digits, which distinguish years and amounts; tiny and huge ones have three."""
+    factor, unit = _unit(abs(x))
+    if unit:
+        return f"{display.number(x / factor, 3)}{unit}".replace("-", "−")
+    whole = len(f"{abs(x):.0f}") if math.isfinite(x) else 1
+    return display.number(x, min(max(4, whole + 1), 6)).replace("-", "−")
+
+
+#: Units of large numbers, and where they begin: shorter numbers are written with all digits.
+_LARGE = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e7, 1e6, "M"))
+
+
+def _unit(largest: float) -> tuple[float, str]:
+    """Return the unit of numbers whose largest is this: its factor and how it is written, "" for numbers without one."""
+    if 1e15 <= largest < math.inf or 0.0 < largest < 1e-4:
+        exponent = int(f"{largest:e}".partition("e")[2])
+        return 10.0**exponent, "×10" + str(exponent).translate(_SUPERSCRIPT)
+    return next(((factor, unit) for least, factor, unit in _LARGE if least <= largest < math.inf), (1.0, ""))
+
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def score_label(ensemble: Ensemble, scale: str = "raw", centered: bool = False) -> str:

@@ -51,7 +51,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
             canvas.legend_beside(ax, _key_title(by_class.columns.name, n_outputs))
         elif len(shown):
             for i, value in enumerate(shown.to_numpy().tolist()):
-                canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
+                canvas.note(ax, f"{value:z.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
         ax.set_yticks(y, [canvas.short(name) for name in shown.index])
         left = values.shape[0] - len(shown)
         more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
@@ -238,8 +238,7 @@ def _surface(ax: Any, table: pd.DataFrame, names: list[str], label: str) -> Any:
     _rug(ax, table, names[0], "x")
     _rug(ax, table, names[1], "y")
     ax.set(xlim=limits[0], ylim=limits[1])
-    bar = ax.figure.colorbar(mesh, ax=ax, label=label, pad=0.02)
-    bar.outline.set_visible(False)
+    canvas.colorbar(mesh, ax, label=label, pad=0.02)
     return mesh
 
 

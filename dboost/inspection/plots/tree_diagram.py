@@ -44,14 +44,14 @@ def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any
             canvas.note(ax, _condition(tree, int(node), features), (depth[node], height[node]), (5, 0), fontsize=7.5, bbox=box)
         leaves = np.flatnonzero(tree.feature < 0)
         largest = max(float(np.abs(tree.value[leaves]).max()), 1e-300)
-        for leaf in leaves:
+        texts = canvas.numbers(tree.value[leaves].tolist())
+        for leaf, text in zip(leaves, texts, strict=True):
             value = float(tree.value[leaf])
             start = deepest + 0.55
             reach, colour = 0.4 * value / largest, BLUE if value >= 0 else VERMILION
             ax.plot([start, start + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
             n_rows = f"  ({int(tree.count[leaf]):,} rows)" if tree.count[0] else ""
-            text = f"{canvas.number(value)}{n_rows}"
-            canvas.note(ax, text, (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
+            canvas.note(ax, f"{text}{n_rows}", (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
         ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
         ax.set_title(canvas.plain(title))
         legend = "yes: up, no: down; bars: what the leaf adds to the raw score"
@@ -72,7 +72,7 @@ def _condition(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
         return (
             f"{name} present?"
             if np.isposinf(threshold) and not or_missing
-            else f"{name} {or_missing}≤ {canvas.number(threshold)}?"
+            else f"{name} {or_missing}≤ {canvas.value(threshold)}?"
         )
     levels = [canvas.short(feature.categories[code], 10) for code in codes]
     first = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")

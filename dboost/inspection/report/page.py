@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from html import escape
@@ -286,13 +286,39 @@ def shown(value: Any) -> str:
     if isinstance(value, int | np.integer):
         return f"{int(value):,}".replace("-", "−")
     if isinstance(value, float | np.floating):
-        return canvas.number(float(value))
+        return _alike([float(value)])[0]
     return str(value)
 
 
-def _table(frame: pd.DataFrame) -> ReportTable:
-    is_number = [bool(pd.api.types.is_numeric_dtype(frame[column])) for column in frame.columns]
-    return ReportTable([str(name) for name in frame.columns], is_number, list(frame.itertuples(index=False, name=None)))
+def _alike(values: Sequence[float]) -> list[str]:
+    """Format the numbers of a column that are compared with each other."""
+    return [
+        "–" if value != value else text.replace("-", "−") for value, text in zip(values, display.numbers(values), strict=True)
+    ]
+
+
+def _each(values: Sequence[float]) -> list[str]:
+    """Format the numbers of a column that are not compared, such as different metrics."""
+    return list(map(shown, values))
+
+
+def _as_values(values: Sequence[float]) -> list[str]:
+    """Format values of features: they may be years."""
+    return ["–" if value != value else canvas.value(value) for value in values]
+
+
+def _table(frame: pd.DataFrame, write: Callable[[Sequence[float]], list[str]] = _alike) -> ReportTable:
+    """Return a frame as the content of a table. write : formats a column of floats."""
+    is_number = [bool(pd.api.types.is_numeric_dtype(column)) for _, column in frame.items()]
+    columns = [
+        write(column.tolist()) if pd.api.types.is_float_dtype(column) else column.tolist() for _, column in frame.items()
+    ]
+    return ReportTable([str(name) for name in frame.columns], is_number, list(zip(*columns, strict=True)))
+
+
+def _setting(value: Any) -> str:
+    """Format a parameter, whose digits matter."""
+    return display.number(value) if isinstance(value, float) else shown(value)
 
 
 def _title(context: ReportContext) -> str:
@@ -325,7 +351,7 @@ def _model_card(context: ReportContext) -> dict[str, Any] | None:
     if context.card is None:
         return None
     card = content(context.ensemble, context.card, is_evaluated=context.target is not None)
-    return card | {"features": None if card["features"] is None else _table(card["features"])}
+    return card | {"features": None if card["features"] is None else _table(card["features"], _as_values)}
 
 
 def _training(context: ReportContext) -> dict[str, Any]:
@@ -344,7 +370,7 @@ def _training(context: ReportContext) -> dict[str, Any]:
     return {
         "facts": facts,
         "figures": [embed(booster.plot_history())] if len(metrics) else [],
-        "metrics": _table(metrics) if len(metrics) else None,
+        "metrics": _table(metrics, _each) if len(metrics) else None,
     }
 
 
@@ -378,7 +404,7 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
     return {
         "n_rows": len(rows.target),
         "is_weighted": rows.weight is not None,
-        "metrics": _table(metrics),
+        "metrics": _table(metrics, _each),
         "figures": figures,
     }
 
@@ -438,7 +464,7 @@ def _first_tree(context: ReportContext) -> dict[str, Any] | None:
 def _details(context: ReportContext) -> dict[str, Any]:
     ensemble = context.ensemble
     parameters = pd.DataFrame(
-        {"parameter": list(ensemble.parameters), "value": [shown(value) for value in ensemble.parameters.values()]}
+        {"parameter": list(ensemble.parameters), "value": list(map(_setting, ensemble.parameters.values()))}
     )
     splits = importance(ensemble, "count")
     features = importance(ensemble).rename("importance").to_frame().assign(splits=splits * splits.attrs["unit"] / 100)
@@ -449,7 +475,7 @@ def _details(context: ReportContext) -> dict[str, Any]:
     return {
         "parameters": _table(parameters),
         "features": _table(features.reset_index()),
-        "sources": _table(pd.DataFrame(sources)) if sources else None,
+        "sources": _table(pd.DataFrame(sources), _each) if sources else None,
         "sha256": context.booster.sha256,
     }
 
