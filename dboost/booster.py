@@ -1171,14 +1171,16 @@ class Booster:
     def plot_shap_summary(
         self, X: TableLike, *, output: Any = None, background: Any = None, max_features: int = 15, ax: Any = None
     ) -> Any:
-        """Plot Shapley values, one dot per row and feature, colored by the feature's value.
+        """Plot Shapley values, one dot per row and feature, with the largest effects on top.
+
+        Dots have the color of the feature's value. Those of categories are grey, with the mean of each category as a tick.
 
         Parameters
         ----------
         X : as in `predict`
             At most 2000 rows are drawn, evenly spaced.
         output : class, optional
-            Whose scores, with K classes. Default: the last class.
+            Whose scores, with several classes. Default: the class that most rows are predicted to have. The title names it.
         background : table in memory, optional
             As in `shap_values`.
         max_features : int, default 15
@@ -1205,7 +1207,7 @@ class Booster:
         row : int, default 0
             Position of the row in X.
         output : class, optional
-            Whose scores, with K classes. Default: the last class.
+            Whose scores, with several classes. Default: the class that is predicted.
         background : table in memory, optional
             As in `shap_values`.
         max_features : int, default 10

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import main, output_paths
+from dboost.display import numbers
 from dboost.errors import ParameterError
 from tests.helpers.clusters import ROOT
 
@@ -479,7 +480,7 @@ def test_inspect_shows_what_matters_and_how(here: Path, capsys: pytest.CaptureFi
     assert status_of("inspect", "model.json", "--importance", "--dependence", first) == 0
     said = capsys.readouterr().out
     assert "100.0" in said and f"Dependence on {first}" in said and "learning_rate" not in said
-    assert f"{booster.partial_dependence(first, grid=20)['value'].iloc[0]:.6g}" in said
+    assert numbers(booster.partial_dependence(first, grid=20)["value"])[0] in said
     assert status_of("inspect", "model.json", "--dependence", "a,shop", "--data", "rows.parquet") == 0
     assert "Dependence on a and shop" in capsys.readouterr().out
     assert status_of("inspect", "model.json", "--dependence", "shop", "--data", "rows.parquet", "--weight", "a") == 2

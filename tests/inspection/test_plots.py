@@ -271,8 +271,7 @@ def test_categories_are_in_the_order_of_their_effect(levels: Any) -> None:
         assert [label.get_text() for label in ax.get_yticklabels()] == [str(level) for level in (b, c, a, d)]
         ax.figure.draw_without_rendering()
         assert any("," in label.get_text() for label in ax.get_xticklabels()), "numbers as everywhere: 20,000"
-    names = {text.get_text(): text.get_color() for text in model.plot_shap_summary(rows).texts}
-    assert {str(b), str(d)} <= set(names) and names[str(b)] != names[str(d)]
+    assert {str(b), str(d)} <= {text.get_text() for text in model.plot_shap_summary(rows).texts}
 
 
 def test_waterfalls_have_whole_names_and_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,87 +23,154 @@ MAX_POINTS = 2000
 _ALL_ROWS = int(np.iinfo(np.int64).max)
 
 
-def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background: Any) -> tuple[np.ndarray, str]:
-    """Shapley values of a block for one output, and the name of their unit."""
-    k = ensemble.outputs.number_of(output)
+@dataclass(frozen=True, eq=False)
+class _Attributions:
+    """Shapley values of the rows of a block for one output of a model."""
+
+    #: float64[n, n_features].
+    values: np.ndarray
+    #: Number of the output.
+    output: int
+    #: Unit of the values.
+    unit: str
+    #: What the values explain: "P(yes)", "the predictions".
+    subject: str
+
+
+def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background: Any) -> _Attributions:
+    """Return the Shapley values of a block. output : None for the one that `_chosen` returns, which the subject names."""
+    outputs = ensemble.outputs
+    k = outputs.number_of(output) if output is not None or outputs.n == 1 else _chosen(ensemble, block)
     if is_stream(background):
         raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
     rows = None if background is None else sample(background, ensemble, _ALL_ROWS)[1].block
     values = Shapley(ensemble, rows, False, None)(block)
-    class_text = f" of {ensemble.outputs.names[k]}" if ensemble.n_outputs > 1 else ""
-    return values if values.ndim == 2 else values[:, :, k], canvas.score_label(ensemble) + class_text
+    name = canvas.short(outputs.names[k])
+    is_class = outputs.labels is not None
+    subject = f"P({name})" if is_class else "the prediction" if outputs.n == 1 else f"{outputs.axis} {name}"
+    if outputs.n > 1 and output is None:
+        subject += f", one of {outputs.n} {'classes' if is_class else f'{outputs.axis}s'}"
+    unit = canvas.plain(canvas.score_label(ensemble)) + (f" of {name}" if outputs.n > 1 else "")
+    return _Attributions(values if values.ndim == 2 else values[:, :, k], k, unit, subject)
+
+
+def _chosen(ensemble: Ensemble, block: np.ndarray) -> int:
+    """Return the class that most rows are predicted to have; of other outputs the first one, of quantiles the middle one."""
+    outputs = ensemble.outputs
+    if outputs.labels is None:
+        return (outputs.n - 1) // 2 if outputs.axis == "quantile" else 0
+    predicted = outputs.probabilities(FlatEnsemble(ensemble).raw_scores(block)).argmax(axis=1)
+    return int(np.bincount(predicted, minlength=outputs.n).argmax())
 
 
 def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_features: int, ax: Any) -> Any:
-    """Draw one dot per row and feature, colored by the feature's value; features with the largest effect on top."""
+    """Draw one dot per row and feature; features with the largest effect on top.
+
+    Dots of numbers have the color of the number. Dots of categories are grey; ticks are the means of the categories, and the
+    names of some are below the dots.
+    """
     block = sample(X, ensemble, MAX_POINTS)[1].block
-    values, label = _attributions(ensemble, block, output, background)
+    shapley = _attributions(ensemble, block, output, background)
     max_features = Integer(1).checked("max_features", max_features)
     features = ensemble.features
-    order = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:max_features]
+    order = np.argsort(-np.abs(shapley.values).mean(axis=0), kind="stable")[:max_features][::-1]
+    is_categorical = np.array([features[j].categories is not None for j in order], np.bool_)
+    room = 1.0 + _NAMES * is_categorical
+    lines = np.cumsum(room) - 0.5  # height of the dots of each feature; names are below them
     with canvas.style():
-        ax = canvas.axes_for(ax, height=0.9 + 0.32 * max(3, len(order)))
+        ax = canvas.axes_for(ax, height=1.0 + 0.31 * max(3.0, room.sum()), width=5.6)
         mesh = None
-        notes = set()
-        for line, j in enumerate(order[::-1]):
-            x = values[:, j]
-            y = line + _spread(x)
-            rank, categories = _ranks(block[:, j]), features[j].categories
-            ax.plot(x[np.isnan(rank)], y[np.isnan(rank)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
-            present = ~np.isnan(rank)
-            if not present.all():
-                notes.add("grey: missing")
-            if categories is None:
-                dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
-                mesh = ax.scatter(x[present], y[present], c=rank[present], alpha=0.8, **dots)
-            else:
-                _categories(ax, x, y, block[:, j], categories, (line, 0.13 * float(np.ptp(values[:, order]))))
+        grey = {"color": canvas.DOTS, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
+        for y, j in zip(lines, order, strict=True):
+            x = shapley.values[:, j]
+            rank, at = _ranks(block[:, j]), y + _spread(x)
+            is_grey = np.isnan(rank) | (features[j].categories is not None)
+            ax.plot(x[is_grey], at[is_grey], "o", **grey)
+            if not is_grey.all():
+                dots = {"s": 7, "cmap": canvas.two_colors(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
+                mesh = ax.scatter(x[~is_grey], at[~is_grey], c=rank[~is_grey], alpha=0.85, **dots)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-        ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
-        ax.set(xlabel=f"Shapley value: effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
-        if notes:
-            ax.set_xlabel(f"{ax.get_xlabel()}\n({', '.join(sorted(notes, reverse=True))})")
-        ax.set_title("What moved the predictions")
+        ax.set_yticks(lines, [canvas.short(features[j].name) for j in order])
+        ax.set(xlabel=f"effect on the {shapley.unit} (Shapley value)", ylim=(-0.1, max(3.0, room.sum()) + 0.1))
+        is_missing = np.isnan(block[:, order[~is_categorical]]).any()
+        grey_dots = [text for text, is_drawn in (("missing", is_missing), ("categories", is_categorical.any())) if is_drawn]
+        if grey_dots:
+            means = "; ticks: means of categories" if is_categorical.any() else ""
+            ax.set_xlabel(f"{ax.get_xlabel()}\ngrey dots: {', '.join(grey_dots)}{means}")
+        canvas.title(ax, f"What moved {shapley.subject}")
         canvas.bars(ax)
         if mesh is not None:
-            bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1], pad=0.01, aspect=30)
+            bar = canvas.colorbar(mesh, ax, ticks=[0, 1], pad=0.01, aspect=35, shrink=0.8)
             bar.ax.set_yticklabels(["low", "high"])
-            bar.set_label("feature's value", fontsize=8)
-            bar.outline.set_visible(False)
+            bar.set_label("value of the feature", fontsize=8, labelpad=-8)
+            bar.solids.set_alpha(1)
+        if is_categorical.any():
+            ax.figure.draw_without_rendering()  # lays the axes out: the names of a line share its width
+        for y, j in zip(lines[is_categorical], order[is_categorical], strict=True):
+            _name_means(ax, shapley.values[:, j], block[:, j], features[j].categories or (), float(y))
     return ax
 
 
-def _categories(
-    ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, categories: Sequence[Level], place: tuple[int, float]
-) -> None:
-    """Draw the dots of a categorical feature: a color for each of the most frequent categories, with names where they fit.
+#: Height of the names of categories, and their font size; fewer rows of a category are not named.
+_NAMES, _NAME_SIZE, _LEAST_ROWS = 0.6, 7.0, 5
+#: Largest number of names of a feature, and in points how far a name may be from its mean, and the distance of two names.
+_MOST_NAMES, _FAR, _GAP = 5, 42.0, 7.0
 
-    place : number of the line, and the width of a name.
+
+def _name_means(ax: Any, x: np.ndarray, codes: np.ndarray, categories: Sequence[Level], y: float) -> None:
+    """Draw the mean of each category as a tick, and name the lowest, the highest and the most frequent ones below the dots.
+
+    Names are moved apart along their line; each is connected with its tick.
     """
-    levels, counts = np.unique(codes[~np.isnan(codes)].astype(np.int64), return_counts=True)
-    frequent = levels[np.argsort(-counts, kind="stable")][: len(canvas.CYCLE)]
-    dots = {"markersize": 2.2, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
-    rest = ~np.isnan(codes) & ~np.isin(codes, frequent)
-    ax.plot(x[rest], y[rest], "o", color=GREY, **dots)
-    named: list[float] = []
-    for i, code in enumerate(frequent):
-        is_level = codes == code
-        ax.plot(x[is_level], y[is_level], "o", color=canvas.CYCLE[i], **dots)
-        middle = float(x[is_level].mean())
-        if all(abs(middle - label) > place[1] for label in named):
-            named.append(middle)
-            style = {"color": canvas.CYCLE[i], "ha": "center", "va": "bottom", "fontsize": 6.5}
-            canvas.note(ax, canvas.short(categories[code], 9), (middle, place[0] + 0.3), (0, 0), **style)
+    levels, counts = np.unique(np.where(np.isnan(codes), -1, codes).astype(np.int64), return_counts=True)
+    means = np.array([x[np.isnan(codes) if level < 0 else codes == level].mean() for level in levels])
+    ax.vlines(means, y - 0.3, y + 0.3, color=INK, linewidth=0.6, alpha=0.45)
+    low, high = ax.get_xlim()
+    width = ax.get_window_extent().width * 72 / ax.figure.dpi
+    frequent = np.flatnonzero(counts >= min(_LEAST_ROWS, counts.max()))
+    by_mean = frequent[np.argsort(means[frequent], kind="stable")]
+    by_count = frequent[np.argsort(-counts[frequent], kind="stable")]
+    texts = {i: canvas.short(None if levels[i] < 0 else categories[levels[i]], 20) for i in frequent.tolist()}
+    widths = {i: canvas.text_width(text, _NAME_SIZE) + _GAP for i, text in texts.items()}
+    wanted = (means - low) / (high - low) * width
+
+    def placed(names: list[int]) -> np.ndarray:
+        return _apart(wanted[names], [widths[i] for i in names], width)
+
+    chosen: list[int] = []
+    for i in dict.fromkeys([*by_mean[:1].tolist(), *by_mean[-1:].tolist(), *by_count.tolist()]):
+        more = sorted([*chosen, i], key=lambda i: means[i])
+        fits = sum(widths[k] for k in more) <= width and (len(more) <= 2 or np.abs(placed(more) - wanted[more]).max() <= _FAR)
+        if fits and len(more) <= _MOST_NAMES:
+            chosen = more
+    style = {"fontsize": _NAME_SIZE, "ha": "center", "va": "top"}
+    line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0.5, 1.0)}
+    for i, place in zip(chosen, placed(chosen), strict=True):
+        ax.vlines(means[i], y - 0.42, y + 0.38, color=INK, linewidth=1.3)
+        canvas.note(ax, texts[i], (means[i], y - 0.42), (place - wanted[i], -4.5), arrowprops=line, **style)
+
+
+def _apart(wanted: Sequence[float], widths: Sequence[float], total: float) -> np.ndarray:
+    """Return positions of texts near the wanted ascending ones at which they do not overlap, between 0 and `total`."""
+    if not len(wanted):
+        return np.empty(0)
+    steps = np.concatenate([[0.0], np.cumsum((np.array(widths[1:]) + widths[:-1]) / 2)])
+    groups: list[list[float]] = []  # the texts that touch have one shift, the mean of theirs
+    for shift in np.array(wanted) - steps:
+        groups.append([shift])
+        while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    shifts = np.concatenate([np.full(len(group), np.mean(group)) for group in groups])
+    return np.asarray(np.clip(shifts, widths[0] / 2, max(total - widths[-1] / 2 - steps[-1], widths[0] / 2)) + steps)
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:
-    """Ranks from 0 to 1, equal for equal values; NaN where missing."""
+    """Ranks from 0 for the lowest value to 1 for the highest; NaN where missing."""
     ranks = np.full(len(x), np.nan)
     present = ~np.isnan(x)
     values, inverse, counts = np.unique(x[present], return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts
-    middle = (below + (counts - 1) / 2) / max(1, present.sum() - 1)
-    ranks[present] = middle[inverse] if len(values) > 1 else 0.5
+    ranks[present] = (below / below[-1])[inverse] if len(values) > 1 else 0.5
     return ranks
 
 
@@ -123,13 +191,13 @@ def _spread(x: np.ndarray) -> np.ndarray:
 def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background: Any, max_features: int, ax: Any) -> Any:
     """Draw one bar per feature from the expected score to the score of a row, the largest on top."""
     (x,) = row_of(X, ensemble, row)
-    attributions, label = _attributions(ensemble, x[None], output, background)
-    values, features = attributions[0], ensemble.features
-    k = ensemble.outputs.number_of(output)
+    shapley = _attributions(ensemble, x[None], output, background)
+    values, features = shapley.values[0], ensemble.features
+    raw = float(FlatEnsemble(ensemble).raw_scores(x[None])[0, shapley.output])
     if background is None:
-        start = float(expected_value(ensemble)[k])
+        start = float(expected_value(ensemble)[shapley.output])
     else:  # the values of a row add up to its score minus the start
-        start = float(FlatEnsemble(ensemble).raw_scores(x[None])[0, k] - values.sum())
+        start = raw - float(values.sum())
     max_features = Integer(1).checked("max_features", max_features)
     order = np.argsort(-np.abs(values), kind="stable")
     shown, rest = order[: max_features - 1], order[max_features - 1 :]
@@ -152,8 +220,8 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
             ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
-        ax.set_title("From {} to {}".format(*canvas.numbers([start, end])))
-        ax.set(xlabel=f"{canvas.plain(label)} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
+        canvas.title(ax, "From {} to {}".format(*canvas.numbers([start, end])))
+        ax.set(xlabel=f"{shapley.unit} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
         ax.set_xlim(ends.min() - 0.05 * reach, ends.max() + 0.22 * reach)
@@ -166,8 +234,8 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
     the largest effect on top."""
     (j,) = ensemble.feature_positions(feature, at_most=1)
     block = sample(X, ensemble, MAX_POINTS)[1].block
-    attributions, label = _attributions(ensemble, block, output, background)
-    values, x, feature = attributions[:, j], block[:, j], ensemble.features[j]
+    shapley = _attributions(ensemble, block, output, background)
+    values, x, feature = shapley.values[:, j], block[:, j], ensemble.features[j]
     with canvas.style():
         present = ~np.isnan(x)
         if feature.categories is None:
@@ -180,7 +248,7 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
                 mean = values[~present].mean()
                 ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
-            ax.set(xlabel=canvas.plain(feature.name), ylabel=f"effect on the {canvas.plain(label)}")
+            ax.set(xlabel=canvas.short(feature.name, 40), ylabel=f"effect on the {shapley.unit}")
             ax.grid(axis="y")
         else:
             codes = np.unique(x[present]).astype(np.int64)
@@ -200,9 +268,9 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
                 )
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.categories[code]) for code in codes])
-            ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylabel=canvas.plain(feature.name))
+            ax.set(xlabel=f"effect on the {shapley.unit}", ylabel=canvas.short(feature.name, 40))
             canvas.bars(ax)
-        ax.set_title(f"Shapley values of {canvas.short(feature.name)}")
+        canvas.title(ax, f"Effect of {canvas.short(feature.name)} on {shapley.subject}")
     return ax
 
 

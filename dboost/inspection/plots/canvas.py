@@ -24,6 +24,8 @@ from dboost.errors import MissingExtraError
 from dboost.model.ensemble import Ensemble
 
 INK, GREY, FAINT = "#1b1f24", "#6b7280", "#d5d9df"
+#: Of dots without a value, on white as on black.
+DOTS = "#9299a5"
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -186,12 +188,44 @@ def bars(ax: Any) -> None:
     ax.grid(axis="x")
 
 
-def dots() -> Any:
-    """Return the middle of the color map `SURFACE`, for dots: its ends are hardly visible on black or white."""
-    import matplotlib
-    from matplotlib.colors import ListedColormap
+#: From low to high values: blue to vermilion by way of purple, all equally light (56 in CIELAB), on white as on black.
+LOW_TO_HIGH = ("#098dd2", "#6f7ce0", "#a870c9", "#cf62a0", "#df5c6c", "#da632b")
 
-    return ListedColormap(matplotlib.colormaps[SURFACE]([0.25 + 0.65 * i / 255 for i in range(256)]), "dots")
+
+def two_colors() -> Any:
+    """Return the color map of `LOW_TO_HIGH`, for dots."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("low_to_high", LOW_TO_HIGH)
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """Return the width of a text in points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(family=STYLE["font.sans-serif"], size=size, weight=weight)
+    return float(TextPath((0, 0), text or " ", prop=font).get_extents().width)
+
+
+def title(ax: Any, text: str) -> None:
+    """Write a title above the axes, in more than one line if it would reach beyond the figure. The axes have their names."""
+
+    def width(words: str) -> float:
+        return text_width(unescaped(words), STYLE["axes.titlesize"], STYLE["axes.titleweight"])
+
+    figure, lines = ax.figure, [""]
+    room = 36.0 * figure.get_figwidth()  # names take less than half of the width
+    if width(text) > room:
+        figure.draw_without_rendering()  # lays the axes out
+        room = (figure.bbox.x1 - ax.get_window_extent().x0) * 72 / figure.dpi - 8
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and width(longer) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    ax.set_title("\n".join(lines))
 
 
 def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:

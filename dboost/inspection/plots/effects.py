@@ -55,7 +55,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
         ax.set_yticks(y, [canvas.short(name) for name in shown.index])
         left = values.shape[0] - len(shown)
         more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
-        ax.set_title(title.get(kind, f"Importance by {kind}") + more)
+        canvas.title(ax, title.get(kind, f"Importance by {kind}") + more)
         ax.set_xlabel("percent of the largest" + (", per class" if by_class is not None else ""))
         ax.set_xlim(min(0.0, float(shown.min()) * 1.05 if len(shown) else 0.0), 108)
         ax.set_ylim(-0.6, max(3, len(shown)) - 0.4)
@@ -72,7 +72,7 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
             draw = _curve if _is_numeric(table[names[0]]) else _bars
             ax = canvas.axes_for(ax, height=3.0 if draw is _curve else _bars_height(table, names[0]))
             draw(ax, table, names[0], label)
-            ax.set_title(f"{_kind_title(table)} on {canvas.short(_user_name(names[0]), 32)}")
+            canvas.title(ax, f"{_kind_title(table)} on {canvas.short(_user_name(names[0]), 32)}")
             return ax
         if table.attrs["kind"] == "individual":
             raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
@@ -80,7 +80,7 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
         if all(numeric) and _axis(table) is None:
             ax = canvas.axes_for(ax, height=3.7)
             _surface(ax, table, names, label)
-            ax.set_title(f"{_kind_title(table)} on {' and '.join(canvas.short(_user_name(name), 20) for name in names)}")
+            canvas.title(ax, f"{_kind_title(table)} on {' and '.join(canvas.short(_user_name(name), 20) for name in names)}")
             return ax
         if ax is not None:
             raise ParameterError("this plot has several panels and creates its own axes: leave ax out")
@@ -296,4 +296,6 @@ def _grid(n: int, height: float, **how: Any) -> np.ndarray:
     for ax in grid.ravel()[n:]:
         ax.remove()
     axes: np.ndarray = grid.ravel()[:n]
+    for ax in axes:
+        ax.locator_params(axis="x", nbins=2 if n_columns > 1 else 5)
     return axes

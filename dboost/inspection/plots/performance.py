@@ -65,7 +65,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
                 canvas.note(axes, f"best: {best}", (best, 0.5), (side, 0), bbox=canvas.box(axes), **style)
             axes.legend(loc="best")
         grid[-1].set_xlabel("iteration")
-        grid[0].set_title("Training")
+        canvas.title(grid[0], "Training")
     return grid[0] if len(grid) == 1 else grid
 
 
@@ -103,7 +103,7 @@ def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> 
             xlim=(-0.02, 1.02),
             ylim=(-0.02, 1.02),
         )
-        ax.set_title(f"Calibration ({len(groups)} groups, lines: 95 % intervals)")
+        canvas.title(ax, f"Calibration ({len(groups)} groups, lines: 95 % intervals)")
         ax.grid()
     return ax
 
@@ -159,7 +159,7 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
             ylim=(min(0.5, float(low.min())) - 0.02, 1.02),
         )
         total = float(np.average(is_inside, weights=weight))
-        ax.set_title(f"Coverage ({total:.1%} of the rows, asked for {number(100 * calibration.coverage)} %)")
+        canvas.title(ax, f"Coverage ({total:.1%} of the rows, asked for {number(100 * calibration.coverage)} %)")
         ax.grid()
     return ax
 
@@ -189,7 +189,7 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
             xlim=(0, 1),
             ylim=(0, 1.02),
         )
-        ax.set_title("Lift (grey: perfect order; dashes: none)")
+        canvas.title(ax, "Lift (grey: perfect order; dashes: none)")
         ax.grid()
     return ax
 
@@ -211,7 +211,7 @@ def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         more = "" if shown == n else f", the first {shown} of {n} classes"
-        ax.set_title(f"Confusion (percent of the true class{more})")
+        canvas.title(ax, f"Confusion (percent of the true class{more})")
     return ax
 
 
@@ -251,7 +251,7 @@ def draw_residuals(rows: EvaluatedRows, target: Any, ax: Any) -> Any:
         ax.fill_between(at, low, high, color=BLUE, alpha=0.22, linewidth=0, label="middle half")
         ax.plot(at, middle, color=BLUE, label="median")
         ax.set(xlabel=f"prediction of {canvas.short(label)}", ylabel="target − prediction")
-        ax.set_title("Residuals")
+        canvas.title(ax, "Residuals")
         ax.grid(axis="y")
         ax.legend(loc="best")
     return ax

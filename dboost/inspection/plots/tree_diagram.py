@@ -53,7 +53,7 @@ def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any
             n_rows = f"  ({int(tree.count[leaf]):,} rows)" if tree.count[0] else ""
             canvas.note(ax, f"{text}{n_rows}", (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
         ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
-        ax.set_title(canvas.plain(title))
+        canvas.title(ax, canvas.plain(title))
         legend = "yes: up, no: down; bars: what the leaf adds to the raw score"
         canvas.note(ax, legend, (0, 0), (0, -4), xycoords="axes fraction", va="top", fontsize=7.5, color=GREY)
         ax.set(xlim=(-0.15, deepest + 2.1), ylim=(-0.7, max(3, tree.n_leaves) - 0.3))

@@ -510,7 +510,7 @@ def embed(drawn: Any, *, wide: bool = False) -> Figure:
     """
     axes = np.ravel(drawn)
     wide = wide or axes[0].get_subplotspec().get_gridspec().ncols > 2
-    label = canvas.unescaped("; ".join(dict.fromkeys(ax.get_title(loc="left") for ax in axes)))
+    label = canvas.unescaped("; ".join(dict.fromkeys(ax.get_title(loc="left").replace("\n", " ") for ax in axes)))
     file = StringIO()
     with canvas.style():
         axes[0].figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
