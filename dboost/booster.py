@@ -89,14 +89,6 @@ class Booster:
     ----------
     ensemble : Ensemble
         Trees, baseline, features and loss.
-    history : list of dict, optional
-        What the fit recorded, one row per iteration. Default: the metrics in the ensemble.
-    timings : dict of str to float, optional
-        Seconds of the fit by phase. Default: empty, as for a loaded model.
-    loss : Loss, optional
-        The user-defined loss that the model was trained with. Default: the loss that the ensemble names.
-    notes : dict, optional
-        Attributes of the history. Default: none, as for a loaded model.
 
     Attributes
     ----------
@@ -112,6 +104,7 @@ class Booster:
         other workers read again (None for rows that the lost worker was still reading). A continued model has the iterations of
         all fits, NaN where a column was not recorded: the file of a model has only its metrics.
     timings : dict of str to float
+        Seconds of the fit by phase; empty for a loaded model.
 
     Examples
     --------
@@ -121,24 +114,27 @@ class Booster:
     >>> booster.save("model.json")                                  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        *,
-        history: list[dict[str, Any]] | None = None,
-        timings: dict[str, float] | None = None,
-        loss: Loss | Sequence[Loss] | None = None,
-        notes: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
-        self._history = history
-        self._notes = dict(notes or {})
-        self._custom_loss = loss
-        self.timings = dict(timings or {})
+        self._record()
         #: Name of the target's column that the fit was given; None for other targets, and for models that were loaded: their
         #: files do not contain it.
         self.target_name: str | None = None
         self._trained_on: Callable[[], Any] = _nothing
+
+    def _record(
+        self,
+        history: list[dict[str, Any]] | None = None,
+        timings: dict[str, float] | None = None,
+        loss: Loss | Sequence[Loss] | None = None,
+        notes: dict[str, Any] | None = None,
+    ) -> Self:
+        """Set what the process of the fit knows beside the model (see `booster_with`), and return the model."""
+        self._history = history
+        self._notes = dict(notes or {})
+        self._custom_loss = loss
+        self.timings = dict(timings or {})
+        return self
 
     # Attributes.
 
@@ -673,7 +669,8 @@ class Booster:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         model = model_file.loads(state["model"].encode(), "the model that skops has read")
-        Booster.__init__(self, model, history=state["history"], timings=state["timings"], loss=state.get("loss"))
+        Booster.__init__(self, model)
+        self._record(state["history"], state["timings"], state.get("loss"))
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__qualname__, self.sha256
@@ -1418,7 +1415,7 @@ class Booster:
         return FlatEnsemble(self.ensemble)
 
     def _derived(self, ensemble: Ensemble) -> Self:
-        return type(self)(ensemble, loss=self._custom_loss)
+        return type(self)(ensemble)._record(loss=self._custom_loss)
 
     def _form(self, raw_score: bool) -> OutputForm:
         return self.outputs.form("raw_score" if raw_score else "prediction")
@@ -1482,6 +1479,31 @@ class Booster:
         return self._flat.leaves(block, iterations, n_threads)  # of the booster, whose pickle is smaller than that of `_flat`
 
 
+def booster_with(
+    ensemble: Ensemble,
+    *,
+    history: list[dict[str, Any]] | None = None,
+    timings: dict[str, float] | None = None,
+    loss: Loss | Sequence[Loss] | None = None,
+    notes: dict[str, Any] | None = None,
+) -> Booster:
+    """Return a `Booster` with what the process of the fit knows beside the model.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    history : list of dict, optional
+        What the fit recorded, one row per iteration. Default: the metrics in the ensemble.
+    timings : dict of str to float, optional
+        Seconds of the fit by phase. Default: empty.
+    loss : Loss, optional
+        The user-defined loss that the model was trained with. Default: the loss that the ensemble names.
+    notes : dict, optional
+        Attributes of the history. Default: none.
+    """
+    return Booster(ensemble)._record(history, timings, loss, notes)
+
+
 def _restore(
     stored: bytes,
     history: list[dict[str, Any]] | None,
@@ -1490,7 +1512,7 @@ def _restore(
     notes: dict[str, Any],
 ) -> Booster:
     ensemble = model_file.loads(stored, "the pickled model")
-    return Booster(ensemble, history=history, timings=timings, loss=loss, notes=notes)
+    return booster_with(ensemble, history=history, timings=timings, loss=loss, notes=notes)
 
 
 def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) -> RowPredictor:
@@ -1532,7 +1554,7 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
         raise ParameterError(
             f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
         )
-    return Booster(ensemble, loss=loss)
+    return booster_with(ensemble, loss=loss)
 
 
 @short_traceback
@@ -1611,7 +1633,7 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
     custom = tuple(loss for loss in losses if not isinstance(loss, str))
     loss = custom[0] if len(custom) == 1 else custom or None
     notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
-    booster = Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
+    booster = booster_with(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
     with suppress(TypeError):  # of a list; paths are not referenced weakly
         booster._trained_on = partial(str, data) if isinstance(data, str | Path) else weakref.ref(data)
     return booster

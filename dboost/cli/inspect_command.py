@@ -90,12 +90,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _load(path: str) -> Booster:
     """Load the model, with the history beside its file if there is one."""
+    from dboost.booster import booster_with
+
     booster = dboost.load(path)
     beside = f"{without_query(path)}.history.csv"
     files, name = filesystem_of(beside)
     if files.isfile(name):
         with files.open(name, "rb") as file:
-            return dboost.Booster(booster.ensemble, history=_history(file, beside).to_dict("records"))
+            return booster_with(booster.ensemble, history=_history(file, beside).to_dict("records"))
     return booster
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from dboost.booster import Booster
+from dboost.booster import booster_with
 from dboost.model.ensemble import Ensemble
 from dboost.training.callbacks import Iteration
 
@@ -84,5 +84,5 @@ class FitHooks:
         """Return the attributes that a fit would have set with this model."""
         fitted = copy.copy(self._estimator)
         loss = fitted._loss()
-        fitted._set_model(Booster(ensemble, loss=None if isinstance(loss, str) else loss))
+        fitted._set_model(booster_with(ensemble, loss=None if isinstance(loss, str) else loss))
         return {name: value for name, value in vars(fitted).items() if name.endswith("_") and not name.startswith("_")}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
-from dboost.booster import Booster, load
+from dboost.booster import Booster, booster_with, load
 from dboost.display import as_read
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.files.path_text import path_text
@@ -375,7 +375,7 @@ class _LoggedFit:
             mlflow.log_metric("best_iteration", ensemble.best_iteration)
         if self._settings.log_models:
             loss = self._plan.request.parameters.loss
-            booster = Booster(ensemble, history=result.history, loss=None if isinstance(loss, str) else loss)
+            booster = booster_with(ensemble, history=result.history, loss=None if isinstance(loss, str) else loss)
             log_model(booster, registered_model_name=self._settings.registered_model_name)
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import dboost
 from dboost import Booster
+from dboost.booster import booster_with
 from dboost.errors import DBoostError, ParameterError
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
@@ -222,7 +223,7 @@ def test_no_residuals_of_classes_and_no_history_of_nothing() -> None:
     with pytest.raises(ParameterError, match="predicts classes"):
         booster("late").plot_residuals(FRAME, "late")
     with pytest.raises(DBoostError, match="no history"):
-        Booster(random_ensemble(0), history=pd.DataFrame({"iteration": []})).plot_history()
+        booster_with(random_ensemble(0), history=[]).plot_history()
 
 
 def test_matplotlib_is_loaded_when_something_is_drawn_and_missed_politely() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import Booster, losses
+from dboost.booster import booster_with
 from dboost.errors import DBoostError, ParameterError
 from dboost.interop.export import nearest_float32, numbers_of_levels
 from dboost.schema import Feature
@@ -349,7 +350,7 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     booster = dboost.fit(X, X[:, 0], loss=Sphere(), max_iter=3)
     np.testing.assert_allclose(by_onnx(booster, X, tmp_path)[0], booster.predict(X), rtol=1e-6)
     for loss, complaint in ((Cubed(), "inverse_link is not the 'identity'"), (Nonsense(), "response 'sinh'")):
-        odd = Booster(booster.ensemble, loss=loss)
+        odd = booster_with(booster.ensemble, loss=loss)
         with pytest.raises(ParameterError, match=complaint):
             odd.to_onnx(tmp_path / "x")
         with pytest.raises(ParameterError, match=complaint):

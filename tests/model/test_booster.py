@@ -16,7 +16,7 @@ import pytest
 from dask.base import tokenize
 
 from dboost import DBoostRegressor, fit, losses
-from dboost.booster import Booster, load
+from dboost.booster import Booster, booster_with, load
 from dboost.errors import ModelFileError, ParameterError
 from dboost.losses.base import BaseLoss, Leaves
 from dboost.model import model_file
@@ -209,7 +209,7 @@ def test_skops() -> None:
 
 
 def test_pickle_is_small_and_the_same() -> None:
-    booster = Booster(random_ensemble(1, n_iterations=20, n_leaves=31), timings={"train": 1.5})
+    booster = booster_with(random_ensemble(1, n_iterations=20, n_leaves=31), timings={"train": 1.5})
     rows = random_rows(1, booster.ensemble, 20)
     pickled = pickle.dumps(booster)
     booster.predict(rows)
@@ -227,7 +227,7 @@ def test_equal_means_the_same_was_learned() -> None:
     assert booster == number_model() and booster.sha256 == number_model().sha256
     assert booster != two_class_model()
     assert booster != "a booster"
-    assert Booster(booster.ensemble, history=pd.DataFrame({"seconds": [1.0]})) == booster
+    assert booster_with(booster.ensemble, history=[{"seconds": 1.0}]) == booster
 
 
 def test_what_it_says_of_itself() -> None:
@@ -243,7 +243,7 @@ def test_what_it_says_of_itself() -> None:
 
 def test_save_and_load(tmp_path: Path) -> None:
     history = pd.DataFrame({"iteration": [1, 2, 3, 4], "seconds": 0.5, "train_loss": [4.0, 3.0, 2.0, 1.0]})
-    booster = Booster(number_model().ensemble, history=history.to_dict("records"), timings={"train": 2.0})
+    booster = booster_with(number_model().ensemble, history=history.to_dict("records"), timings={"train": 2.0})
     path = tmp_path / "model.json"
     booster.save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.json"]

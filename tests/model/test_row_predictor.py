@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import losses
-from dboost.booster import Booster
+from dboost.booster import Booster, booster_with
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from tests.helpers.examples import examples
@@ -156,7 +156,7 @@ def test_a_loss_of_the_user() -> None:
         def inverse_link(self, raw: np.ndarray) -> np.ndarray:
             return raw**3
 
-    booster = Booster(replace(numeric(1), loss={"name": "cubed"}), loss=Cubed())
+    booster = booster_with(replace(numeric(1), loss={"name": "cubed"}), loss=Cubed())
     row = np.arange(5.0)
     same(booster.predictor()(row), booster.predict(row[None])[0])
 

@@ -15,7 +15,7 @@ from benchmarks.simulation.clock import CountedLoop
 from benchmarks.simulation.cluster import Simulated, fit
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Network, Wire
-from dboost.booster import Booster
+from dboost.booster import booster_with
 from dboost.params import make_parameters
 
 COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, pair=6e-5)
@@ -33,7 +33,7 @@ def test_the_model_is_that_of_one_process(n_workers: int, n_features: int) -> No
     finally:
         simulated.close()
     here = dboost.fit(data, "y", progress=False, **settings)
-    assert Booster(fitted.ensemble, history=fitted.history, timings=fitted.timings).sha256 == here.sha256
+    assert booster_with(fitted.ensemble, history=fitted.history, timings=fitted.timings).sha256 == here.sha256
     trees = [event for event in simulated.events if event["action"] == "tree"]
     owners = {event["owners"] for event in trees}
     assert {event["branches"] for event in trees} == {min(n_workers, 8)}
