@@ -255,9 +255,15 @@ class Booster:
 
     @accepts_names_of_predictions
     def predict(
-        self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None, *,
-        offset: Any = None, filter: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        X: TableLike,
+        raw_score: bool = False,
+        iteration_range: Range | None = None,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+    ) -> Predictions:
         """Predict a number or a class for each row.
 
         Parameters
@@ -301,15 +307,21 @@ class Booster:
 
     @accepts_names_of_predictions
     def predict_proba(
-        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None,
-        filter: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        X: TableLike,
+        iteration_range: Range | None = None,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+    ) -> Predictions:
         """Predict the probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
 
         Returns
         -------
         Array, DataFrame or dask collection [n_rows, n_classes]
-            The columns of frames are named by the classes as text: that of the class 1 is ``probabilities["1"]``.
+            The columns of frames are labelled by the classes: that of the class 1 is ``probabilities[1]``. Where names are text
+            (polars, Arrow, files), they are the text of the classes.
 
         Raises
         ------
@@ -321,9 +333,14 @@ class Booster:
 
     @accepts_names_of_predictions
     def predict_distribution(
-        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None,
-        filter: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        X: TableLike,
+        iteration_range: Range | None = None,
+        n_threads: int | None = None,
+        *,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+    ) -> Predictions:
         """Predict the normal distribution of each row's target, of a model of ``loss="normal"``.
 
         Parameters and errors are those of `predict`.
@@ -389,9 +406,18 @@ class Booster:
         return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
 
     def calibrate(
-        self, data: Any, target: Any = None, *, coverage: float = 0.9, by: Any = None, sample_weight: Any = None,
-        offset: Any = None, filter: Any = None, client: Any = None, n_threads: int | None = None,
-    ) -> Self:  # fmt: skip
+        self,
+        data: TableLike,
+        target: TargetLike | None = None,
+        *,
+        coverage: float = 0.9,
+        by: Any = None,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
+        filter: RowFilterLike | None = None,
+        client: Client | None = None,
+        n_threads: int | None = None,
+    ) -> Self:
         """Set the margin for `predict_interval` by rows that the model has not been trained on, and return the model.
 
         The margin is the k-th smallest of the n rows' distances between target and prediction, k = ⌈(n + 1) · coverage⌉ (split
@@ -1121,9 +1147,15 @@ class Booster:
     # for several panels; ``ax.figure.savefig("name.svg")`` saves the plot. They need matplotlib (``dboost[plots]``).
 
     def plot_importance(
-        self, kind: str = "friedman", data: Any = None, target: Any = None, *, max_features: int = 20, ax: Any = None,
+        self,
+        kind: str = "friedman",
+        data: TableLike = None,
+        target: TargetLike | None = None,
+        *,
+        max_features: int = 20,
+        ax: Any = None,
         **how: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Plot `importance` as bars, the largest on top.
 
         Parameters
@@ -1212,9 +1244,16 @@ class Booster:
         return attributions.plot_waterfall(self.ensemble, X, row, output, background, max_features, ax)
 
     def plot_calibration(
-        self, data: Any, target: Any, *, sample_weight: Any = None, offset: Any = None, output: Any = None, n_bins: int = 10,
+        self,
+        data: TableLike,
+        target: TargetLike,
+        *,
+        sample_weight: ColumnLike | None = None,
+        offset: ColumnLike | None = None,
+        output: Any = None,
+        n_bins: int = 10,
         ax: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Plot the frequency of a class over its predicted probability, on held-out rows.
 
         Parameters

@@ -26,7 +26,7 @@ class OutputForm(NamedTuple):
     """How raw scores become an output of `Booster`."""
 
     finish: Callable[[np.ndarray], np.ndarray]  # from float64[n, n_outputs]
-    columns: tuple[str, ...] | None = None  # of frames; None for one column
+    columns: tuple[Level, ...] | None = None  # of frames; None for one column
     dtype: np.dtype = np.dtype(np.float64)
 
 
@@ -88,8 +88,13 @@ class Outputs:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of probabilities in frames: text, which Parquet requires."""
+        """Names of the columns of probabilities in files and frames that require text."""
         return ()
+
+    @property
+    def column_labels(self) -> tuple[Level, ...]:
+        """The same in frames that have labels of any type: the classes themselves."""
+        return self.columns
 
     @property
     def prediction_columns(self) -> tuple[str, ...] | None:
@@ -128,12 +133,12 @@ class Outputs:
             For another output; for probabilities of a model that predicts numbers, and distributions of one without.
         """
         if output == "raw_score":
-            return OutputForm(scores, self.columns if self.n > 1 else None)
+            return OutputForm(scores, self.column_labels if self.n > 1 else None)
         if output == "prediction":
             return OutputForm(self.finish, self.prediction_columns, self.dtype)
         if output == "probability":
             self.require_probabilities()
-            return OutputForm(self.probabilities, self.columns)
+            return OutputForm(self.probabilities, self.column_labels)
         if output == "distribution":
             return self.distribution()
         raise ParameterError(
@@ -254,6 +259,10 @@ class ClassOutputs(Outputs):
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(map(str, self.classes))
+
+    @property
+    def column_labels(self) -> tuple[Level, ...]:
+        return self.classes
 
     @property
     def dtype(self) -> np.dtype:

@@ -44,7 +44,7 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
         dependence = dependence[dependence["output"] == "loc"]
     found = dependence["value"].item()
     changed = frame.assign(x=0.5)
-    predicted = booster.predict_proba(changed)["1"] if target == "late" else booster.predict(changed)
+    predicted = booster.predict_proba(changed)[1] if target == "late" else booster.predict(changed)
     assert found == pytest.approx(predicted.mean())
     worst = booster.importance("permutation", data=frame, target=target, n_repeats=1)
     assert worst.attrs["score"] == pytest.approx(

@@ -171,7 +171,7 @@ def test_waterfalls_lead_from_the_expected_score_to_the_rows() -> None:
 
 
 def test_calibration_and_lift_are_counted() -> None:
-    probability, truth = booster("late").predict_proba(FRAME)["1"].to_numpy(), FRAME["late"].to_numpy()
+    probability, truth = booster("late").predict_proba(FRAME)[1].to_numpy(), FRAME["late"].to_numpy()
     ax = booster("late").plot_calibration(FRAME, "late", n_bins=3)
     groups = np.array_split(np.argsort(probability, kind="stable"), 3)
     points = ax.lines[1].get_xydata()

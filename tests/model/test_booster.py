@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from dask.base import tokenize
 
@@ -105,7 +106,8 @@ def test_two_classes_in_the_dtype_of_the_target(classes: tuple[Any, ...], dtype:
     assert booster.classes_ is not None
     assert booster.classes_.dtype == dtype and booster.classes_.tolist() == list(classes)
     probabilities = booster.predict_proba(frame)
-    assert list(probabilities.columns) == list(map(str, classes))
+    assert list(probabilities.columns) == list(classes) and probabilities[classes[1]].ndim == 1
+    assert booster.predict_proba(pa.Table.from_pandas(frame)).column_names == list(map(str, classes)), "Arrow's names are text"
     second = 1 / (1 + np.exp(-expected_raw(booster, frame)))
     assert np.allclose(probabilities, np.column_stack([1 - second, second]), atol=0, rtol=1e-12)
     predicted = booster.predict(frame)

@@ -55,7 +55,7 @@ def test_probabilities_and_classes() -> None:
     model = dboost.fit(FRAME, "late", offset="exposure", features=FEATURES, **SETTINGS)
     raw = model.predict(FRAME, raw_score=True, offset=False).to_numpy() + FRAME.exposure.to_numpy()
     found = model.predict_proba(FRAME, offset="exposure")
-    np.testing.assert_allclose(found["True"], 1 / (1 + np.exp(-raw)))
+    np.testing.assert_allclose(found[True], 1 / (1 + np.exp(-raw)))
     np.testing.assert_array_equal(model.predict(FRAME, offset="exposure"), raw > 0)
 
 
