@@ -1,8 +1,9 @@
 """The command line: ``dboost train | predict | inspect | prepare | cv | demo | warmup``.
 
 Each command is a module ``<name>_command`` with a function `run(arguments)` that either finishes or raises. `main` converts
-errors: exit status 0 for success, 2 for invalid arguments or data, 1 for other failures, 130 after ^C, 143 after SIGTERM (which
-a node sends before it is removed); and one sentence on stderr instead of a traceback, which ``--debug`` shows.
+errors: exit status 0 for success, 2 for invalid arguments or data, 3 for a new model that ``--gate`` held back, 1 for other
+failures, 130 after ^C, 143 after SIGTERM (which a node sends before it is removed); and one sentence on stderr instead of a
+traceback, which ``--debug`` shows.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ from dboost.tracebacks import whole_tracebacks
 #: Warnings that come from files in this folder are those of dboost.
 _PACKAGE = Path(__file__).parent.parent
 
-DONE, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DONE, FAILED, UNUSABLE, HELD_BACK, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
 #: Errors in the user's input, as opposed to failures of the run.
 MISTAKES = (DataError, ParameterError, InputTypeError, ModelFileError, FileNotFoundError, PermissionError)
+
+
+class HeldBackError(Exception):
+    """The new model is worse than the old one, which keeps its file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,6 +139,8 @@ def _run(arguments: Any, terminated: list[int]) -> int:
         if sentence.startswith("target ") and MISSING in sentence and getattr(arguments, "skip_missing_target", None) is False:
             sentence += "; --skip-missing-target leaves these rows out"
         return _report(arguments, sentence, FAILED if is_passing(error) else UNUSABLE)
+    except HeldBackError as error:
+        return _report(arguments, str(error), HELD_BACK)
     except BrokenPipeError:  # the reader of the output has closed it, as in `dboost inspect … | head`
         sys.stderr.close()
         return DONE

@@ -89,6 +89,11 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument(
         "--eval", metavar="DATA", type=_path, help="evaluation set: its metrics are computed after each iteration"
     )
+    does = (
+        "replace the model at --output only if the metric of the new one on the rows of --eval is not worse than that of the "
+    )
+    does += "old one by more than MARGIN, for example auc:0.002 [margin 0]; otherwise the exit status is 3"
+    command.add_argument("--gate", metavar="METRIC:MARGIN", help=does)
     _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
     where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
     command.add_argument("--output", metavar="FILE", type=_path, help=where)

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import dboost
+from dboost.cli import HeldBackError, output_paths
 from dboost.cli import arguments as settings
-from dboost.cli import output_paths
 from dboost.cli.data_arguments import check_target, with_target
+from dboost.cli.gate import Gate
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.cluster.client.client import cluster_at
 from dboost.data.columns.labels import listed
@@ -39,6 +40,8 @@ def run(arguments: argparse.Namespace) -> None:
     ):
         if value and not arguments.only_new:
             raise ParameterError(f"{option} needs --only-new")
+    if arguments.gate is not None and arguments.eval is None:
+        raise ParameterError("--gate needs --eval, the held-out rows on which the models are compared")
     arguments.output = _output(arguments, parameters)
     output_paths.check(arguments.output, "--output")
     if arguments.history:
@@ -76,7 +79,9 @@ def _train(
                 parameters["eval_set"] = with_target(arguments, parameters["eval_set"], client, of=" of the evaluation set")
             if arguments.drop:
                 _keep_features(arguments, parameters)
+            gate = None if arguments.gate is None else Gate(arguments, parameters["eval_set"], parameters)
             booster = dboost.fit(data, arguments.target, client=client, **parameters)
+            compared = "" if gate is None else gate.check(booster)
     except KeyboardInterrupt as stop:  # its message has the number of iterations
         kept = "" if arguments.checkpoint else "; nothing was saved"
         raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}{kept}") from stop
@@ -86,7 +91,7 @@ def _train(
     if arguments.history:
         write_whole(arguments.history, booster.history.to_csv(index=False).encode())
     if not arguments.quiet:
-        print(_summary(booster, arguments.output), file=output_paths.summary_file(arguments.output))
+        print(_summary(booster, arguments.output) + compared, file=output_paths.summary_file(arguments.output))
 
 
 def _keep_features(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
@@ -131,6 +136,9 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
             if not is_passing(error):
                 ledger.withdraw()
             raise
+        except HeldBackError as held:
+            ledger.discard()
+            raise HeldBackError(f"{held}; the next run trains on its files again, with those that arrive until then") from held
         ledger.commit()
 
 

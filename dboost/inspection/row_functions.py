@@ -30,7 +30,7 @@ from dboost.data.kinds.table_kinds import in_parts, is_path, is_stream
 from dboost.data.sources import stream_of
 from dboost.data.sources.stored_stream import rereadable
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.metrics.metric import LossMagnitude, ScoredRows
+from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
@@ -458,6 +458,28 @@ class EvaluatedRows:
     def metrics(self) -> dict[str, float]:
         """Return the metrics that apply to the loss, by name."""
         names = [*([] if self._loss.name == "squared_error" else [self._loss.name]), *_MORE_METRICS]  # RMSE is one of these
+        rows, values = self._scored(), {}
+        for name in names:
+            try:
+                metric = find_metrics(name, self._loss)[0]
+            except ParameterError:
+                continue
+            values[name] = metric.finish(metric.chunk(rows))
+        return values
+
+    def metric(self, name: str) -> tuple[MetricReduction, float]:
+        """Return a metric by its name, and its value.
+
+        Raises
+        ------
+        ParameterError
+            For a metric that does not go with the loss.
+        """
+        metric = find_metrics(name, self._loss)[0]
+        return metric, metric.finish(metric.chunk(self._scored()))
+
+    def _scored(self) -> ScoredRows:
+        """Return the rows as metrics get them."""
         max_weight = 1.0 if self.weight is None else float(self.weight.max())
         n_rows, unknown = len(self.raw), LossMagnitude(1.0, 1.0, 1.0, 1)
         rows = ScoredRows(self.target, self.raw.T, self.weight, self._loss, unknown)
@@ -468,15 +490,7 @@ class EvaluatedRows:
             )
             for part in rows.parts()
         ]
-        rows = replace(rows, size=LossMagnitude.of(magnitudes, max_weight, n_rows))
-        values = {}
-        for name in names:
-            try:
-                metric = find_metrics(name, self._loss)[0]
-            except ParameterError:
-                continue
-            values[name] = metric.finish(metric.chunk(rows))
-        return values
+        return replace(rows, size=LossMagnitude.of(magnitudes, max_weight, n_rows))
 
 
 _MORE_METRICS = ("accuracy", "roc_auc", "brier_score", "mean_absolute_error", "root_mean_squared_error", "r2_score")

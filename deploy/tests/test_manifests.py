@@ -22,8 +22,9 @@ from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
 import dboost
-from dboost.cli import demo_command
+from dboost.cli import HELD_BACK, UNUSABLE, demo_command
 from dboost.cli.arguments import ELSEWHERE, gather, keywords, parse
+from dboost.cli.gate import parse_gate
 from deploy.tests.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
 
 PLAIN = [
@@ -35,7 +36,7 @@ OPERATOR = ["operator/cluster.yaml", "operator/autoscaler.yaml", "operator/job.y
 OPTIONAL = ["overlays/laptop/volume.yaml", "components/metadata-server/network.yaml"]
 #: Resources whose schemas the validator does not have.
 CERT_MANAGER = ["components/tls-cert-manager/certificates.yaml"]
-COMPONENTS = ("components/tls", "components/tls-cert-manager", "components/metadata-server")
+COMPONENTS = ("components/tls", "components/tls-cert-manager", "components/metadata-server", "components/gate")
 CLIENTS = [("base/train.yaml", "Job"), ("overlays/nightly/nightly.yaml", "CronJob"), ("operator/job.yaml", "DaskJob")]
 
 
@@ -75,6 +76,7 @@ def test_what_kustomize_builds_is_valid(folder: str) -> None:
 
 def test_every_file_is_looked_at() -> None:
     patches = {f"overlays/laptop/{name}.yaml" for name in ("small", "places", "workers", "train", "nightly")}
+    patches |= {f"components/gate/{name}.yaml" for name in ("places", "args")}
     patches |= {"overlays/spot/workers.yaml", *(f"components/tls/{name}.yaml" for name in ("places", "pods", "cron"))}
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
     assert there == {*PLAIN, *OPTIONAL, *OPERATOR, *CERT_MANAGER} | patches
@@ -338,6 +340,21 @@ def test_the_nightly_job_never_does_the_work_of_the_first_fit() -> None:
     nightly = commands["overlays/nightly/nightly.yaml"]
     assert nightly.start_from == nightly.output
     assert [command.start_from for command in commands.values() if command is not nightly] == [None, None]
+
+
+def test_the_gate_is_an_addition_to_the_nightly_job_alone(tmp_path: Path) -> None:
+    manifests = overlay(tmp_path, "overlays/nightly", components=["gate"])
+    job = the("CronJob", manifests)
+    validate(job)
+    ((_, spec),) = pods(job)
+    command = parse(spec["containers"][0]["args"][1:])
+    assert (command.eval, command.gate) == ("$(DBOOST_EVAL)", "$(DBOOST_GATE)")
+    assert parse_gate(the("ConfigMap", manifests, "places")["data"]["DBOOST_GATE"]) == ("rmse", 0.0)
+    (rule, _) = job["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == [UNUSABLE, HELD_BACK]
+    assert [one for one in manifests if one["kind"] not in ("CronJob", "ConfigMap")] == [
+        one for one in built("overlays/nightly") if one["kind"] not in ("CronJob", "ConfigMap")
+    ]
 
 
 def test_a_small_cluster_needs_nothing_else() -> None:
