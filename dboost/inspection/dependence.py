@@ -64,10 +64,12 @@ from dboost.inspection.row_functions import (
     sample,
 )
 from dboost.inspection.shapley import check_counts, goes_left, shares
+from dboost.model.data_summary import LevelDistribution
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree
 from dboost.model.outputs import Outputs
 from dboost.params import Choice, Integer
 from dboost.schema import Feature
+from dboost.session.reference_sample import summary_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,8 @@ class Axis:
     values: np.ndarray
     #: float64[9], of a numeric feature if there are data.
     deciles: np.ndarray | None = None
+    #: Rows of each value of a categorical feature, float64[n], if they are known; all zero otherwise.
+    counts: np.ndarray | None = None
 
     @property
     def shown(self) -> np.ndarray:
@@ -118,7 +122,7 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
     result = []
     for i, j in enumerate(positions):
         feature = ensemble.features[j]
-        column, deciles = None, None
+        column, deciles, counts = None, None, None
         if rows is not None:
             present = rows[~np.isnan(rows.block[:, i])]
             column = present.block[:, i].astype(np.float64)
@@ -132,8 +136,23 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
             values = _of_rows(column, n_points)
         else:
             values = _of_bins(_split_points(ensemble, j), n_points)
-        result.append(Axis(feature, j, values, deciles))
+        if feature.categories is not None:
+            counts = _counts(ensemble, j, values, column)
+        result.append(Axis(feature, j, values, deciles, counts))
     return result
+
+
+def _counts(ensemble: Ensemble, j: int, codes: np.ndarray, column: np.ndarray | None) -> np.ndarray:
+    """Return how many rows of a column have each code, or how many training rows, as far as the model's summary tells."""
+    known = np.zeros(len(ensemble.features[j].categories or ()))
+    if column is not None:
+        known += np.bincount(column.astype(np.int64), minlength=len(known))
+    else:
+        summary = summary_of(ensemble)
+        distribution = None if summary is None else summary.features[j]
+        if isinstance(distribution, LevelDistribution):
+            known[distribution.codes] = distribution.counts[: len(distribution.codes)]
+    return np.array([0.0 if np.isnan(code) else known[int(code)] for code in codes])
 
 
 def points(on: list[Axis]) -> np.ndarray:
@@ -305,7 +324,12 @@ def partial_dependence(
     frame = _tidy(ensemble, names, on, values, numbers, counts if kind == "conditional" else None)
     deciles = {axis.feature.name: axis.deciles.tolist() for axis in on if axis.deciles is not None}
     shown = [column for column in frame.columns if column not in (*TAKEN, ensemble.outputs.axis)]
-    frame.attrs = {"kind": kind, "scale": scale, "centered": centered, "deciles": deciles, "features": shown}
+    categorical = [axis for axis in on if axis.counts is not None]
+    frame.attrs = {
+        "kind": kind, "scale": scale, "centered": centered, "deciles": deciles, "features": shown,
+        "counts": {axis.feature.name: axis.counts.tolist() for axis in categorical if axis.counts is not None},
+        "levels": {axis.feature.name: len(axis.feature.categories or ()) for axis in categorical},
+    }  # fmt: skip
     return frame
 
 

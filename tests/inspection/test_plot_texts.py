@@ -150,6 +150,27 @@ def test_titles_name_the_class(draw: Any, subjects: tuple[str, str]) -> None:
         assert draw(booster("grade"), output=name).get_title(loc="left").endswith(f"P({name})")
 
 
+def test_waterfalls_lead_to_the_prediction() -> None:
+    probability = 100 * booster("yes").predict_proba(ROWS)["no"].iloc[5]
+    first, last = re.findall(r"([\d.]+) %", booster("yes").plot_waterfall(ROWS, 5).get_title(loc="left"))
+    assert float(last) == pytest.approx(probability, abs=0.1) and len(first.partition(".")[2]) == len(last.partition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("values", "answers"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], {"≤ 2.5", "> 2.5"}),
+        ([1.0, 2.0, 3.0, np.nan], {"≤ 2.5", "> 2.5 or missing"}),
+        (["a", "b", "c", "d"], {"a, b", "c, d"}),
+    ],
+)
+def test_branches_of_trees_have_the_values_that_follow_them(values: list[Any], answers: set[str]) -> None:
+    """Missing values are named only where training rows missed the feature."""
+    rows = pd.DataFrame({"a": values * 30, "y": [0.0, 0.0, 1.0, 1.0] * 30})
+    ax = dboost.fit(rows, "y", max_iter=1, max_leaf_nodes=2).plot_tree()
+    assert answers <= {text.get_text() for text in ax.texts}
+
+
 def test_means_of_categories_are_ticks_with_names() -> None:
     rows = pd.DataFrame({"town": list("cabd") * 60, "x": np.arange(240.0)})
     effect = rows["town"].map({"a": 20_000, "b": -30_000, "c": 0, "d": 70_000})

@@ -220,13 +220,43 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
             ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
-        canvas.title(ax, "From {} to {}".format(*canvas.numbers([start, end])))
         ax.set(xlabel=f"{shapley.unit} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
         ax.set_xlim(ends.min() - 0.05 * reach, ends.max() + 0.22 * reach)
         canvas.bars(ax)
+        if shapley.unit.startswith("log odds"):
+            _probability_axis(ax)
+        canvas.title(ax, _from_to(ensemble, shapley, start, end))
     return ax
+
+
+def _from_to(ensemble: Ensemble, shapley: _Attributions, start: float, end: float) -> str:
+    """Return the title of a waterfall: from which prediction to which. Of one of several outputs, raw scores: its prediction
+    depends on the others."""
+    outputs = ensemble.outputs
+    if outputs.n > 1:
+        return f"{shapley.subject}: raw score from {' to '.join(canvas.numbers([start, end]))}"
+    scores = np.array([[start], [end]])
+    if outputs.labels is None:
+        return f"Prediction from {' to '.join(canvas.numbers(outputs.finish(scores).tolist()))}"
+    percent = canvas.numbers((100 * outputs.probabilities(scores)[:, -1]).tolist())
+    return f"{shapley.subject} from {percent[0]} % to {percent[1]} %"
+
+
+def _probability_axis(ax: Any) -> None:
+    """Add an axis above the log odds with the probabilities."""
+    low, high = ax.get_xlim()
+    top, last = ax.secondary_xaxis("top"), -np.inf
+    drawn = []
+    for percent in (0.01, 0.1, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 99.9, 99.99):
+        log_odds = float(np.log(percent / (100 - percent)))
+        if low <= log_odds <= high and log_odds - last > 0.12 * (high - low):
+            drawn.append((log_odds, f"{percent} %"))
+            last = log_odds
+    top.set_xticks([at for at, _ in drawn], [text for _, text in drawn])
+    top.tick_params(labelsize=7.5, labelcolor=GREY, length=2)
+    top.spines["top"].set_visible(False)
 
 
 def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, background: Any, ax: Any) -> Any:

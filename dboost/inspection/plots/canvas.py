@@ -208,24 +208,35 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(TextPath((0, 0), text or " ", prop=font).get_extents().width)
 
 
+def fitting(text: str, width: float, size: float) -> str:
+    """Return a text of a user for a plot, cut in its middle to a width in points."""
+    length = len(text)
+    while length > 3 and text_width(display.cut(text, length), size) > width:
+        length -= 1
+    return plain(display.cut(text, length))
+
+
 def title(ax: Any, text: str) -> None:
     """Write a title above the axes, in more than one line if it would reach beyond the figure. The axes have their names."""
-
-    def width(words: str) -> float:
-        return text_width(unescaped(words), STYLE["axes.titlesize"], STYLE["axes.titleweight"])
-
-    figure, lines = ax.figure, [""]
+    font = STYLE["axes.titlesize"], STYLE["axes.titleweight"]
+    figure = ax.figure
     room = 36.0 * figure.get_figwidth()  # names take less than half of the width
-    if width(text) > room:
+    if text_width(unescaped(text), *font) > room:
         figure.draw_without_rendering()  # lays the axes out
         room = (figure.bbox.x1 - ax.get_window_extent().x0) * 72 / figure.dpi - 8
+    ax.set_title(wrapped(text, room, *font))
+
+
+def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """Return a text for a plot in lines of a width in points."""
+    lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and width(longer) > room:
+        if lines[-1] and text_width(unescaped(longer), size, weight) > width:
             lines.append(word)
         else:
             lines[-1] = longer
-    ax.set_title("\n".join(lines))
+    return "\n".join(lines)
 
 
 def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:

@@ -16,8 +16,8 @@ from dboost.params import Integer
 
 #: Up to this number of points, each has a marker: they are probably codes.
 FEW_POINTS = 12
-#: Largest number of panels, and of the model's outputs in a plot.
-MAX_PANELS = MAX_OUTPUTS = 12
+#: Largest number of the model's outputs in a plot, and of panels of levels.
+MAX_OUTPUTS, MAX_LEVELS = 12, 9
 
 
 def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
@@ -182,10 +182,18 @@ def _rug(ax: Any, table: pd.DataFrame, name: str, axis: str) -> None:
                 ax.plot(*(ends if axis == "x" else ends[::-1]), transform=transform, color=colour, linewidth=width, zorder=4)
 
 
-def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
-    """Draw bars from the mean over the levels to the value of each level, the largest on top; with classes, markers."""
+def _by_effect(table: pd.DataFrame, name: str) -> list[Any]:
+    """Return the levels of a feature in the order of their values."""
     effects = table["value"].groupby([None if _missing(level) else level for level in table[name]], dropna=False).mean()
-    levels = [None if _missing(level) else level for level in effects.sort_values().index]
+    return [None if _missing(level) else level for level in effects.sort_values().index]
+
+
+def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True, levels: list[Any] | None = None) -> None:
+    """Draw bars from the mean over the levels to the value of each level; with classes, markers.
+
+    levels : from the lowest line on, which panels share. Default: the largest value on top.
+    """
+    levels = _by_effect(table, name) if levels is None else levels
     y = np.arange(len(levels))
     groups = _by_class(table)
     markers = "o^sDvP*X"
@@ -259,24 +267,37 @@ def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
         ax.set_title(f"{_axis(table)} {canvas.short(class_name)}")
     if _n_outputs(table) > len(groups):
         noun = {"class": "classes"}.get(str(_axis(table)), f"{_axis(table)}s")
-        grid[0].figure.suptitle(f"the first {len(groups)} of {_n_outputs(table)} {noun}", fontsize=8.5, color=GREY)
+        _headline(grid, f"{_kind_title(table)}, the first {len(groups)} of {_n_outputs(table)} {noun}")
     return grid
 
 
 def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: str) -> Any:
-    """Draw a categorical feature × another: one panel per level, with shared axes."""
+    """Draw a categorical feature × another: one panel for each of the most frequent levels, with shared axes.
+
+    The grey line is the mean of the panels.
+    """
     split, second = (names[0], names[1]) if not numeric[0] else (names[1], names[0])
-    levels = [None if _missing(level) else level for level in table[split].unique()]
-    shown = levels[:MAX_PANELS]
+    levels = _frequent(table, split)
+    shown = levels[:MAX_LEVELS]
     is_numeric = _is_numeric(table[second])
-    grid = _grid(len(shown), 2.1 if is_numeric else _bars_height(table, second), sharex=True, sharey=True)
+    width = _PANEL_WIDTH if _axis(table) is None else _PANEL_WIDTH * 0.8  # beside a legend
+    texts = [canvas.wrapped(canvas.short(level, 48), width, _PANEL_TITLE, "bold") for level in shown]
+    height = (2.1 if is_numeric else _bars_height(table, second)) + 0.15 * max(text.count("\n") for text in texts)
+    grid = _grid(len(shown), height, sharex=True, sharey=True)
     n_columns = grid[0].get_subplotspec().get_gridspec().ncols
-    for i, (ax, level) in enumerate(zip(grid, shown, strict=True)):
-        part = table[table[split].isna()] if level is None else table[table[split] == level]
+    parts = [table[table[split].isna()] if level is None else table[table[split] == level] for level in shown]
+    for i, (ax, part, text) in enumerate(zip(grid, parts, texts, strict=True)):
         part.attrs = table.attrs
         # Only the last column has a legend: elsewhere it would push the columns apart.
-        (_curve if is_numeric else _bars)(ax, part, second, label, legend=i == min(n_columns, len(shown)) - 1)
-        ax.set_title(f"{canvas.short(_user_name(split), 12)}: {canvas.short(level, 12)}", fontsize=9)
+        legend = i == min(n_columns, len(shown)) - 1
+        if is_numeric:
+            _curve(ax, part, second, label, legend=legend)
+            if _axis(table) is None:
+                mean = pd.concat(parts).groupby(second)["value"].mean()
+                ax.plot(mean.index, mean, color=canvas.DOTS, linewidth=1.0, zorder=2)
+        else:
+            _bars(ax, part, second, label, legend=legend, levels=_by_effect(table, second))
+        ax.set_title(text, fontsize=_PANEL_TITLE)
         # The lowest panel of a column shows the axis's numbers, even if it is not in the last row.
         if i + n_columns < len(shown):
             ax.set_xlabel("")
@@ -284,9 +305,31 @@ def _panels(table: pd.DataFrame, names: list[str], numeric: list[bool], label: s
             ax.tick_params(labelbottom=True)
         if i % n_columns:
             ax.set_ylabel("")
-    if len(levels) > len(shown):
-        grid[0].figure.suptitle(f"the first {len(shown)} of {len(levels)} levels", fontsize=8.5, color=GREY)
+    n_levels = max(table.attrs["levels"].get(_user_name(split), 0), len(levels))
+    more = f", the {len(shown)} most frequent of {n_levels}" if len(shown) < n_levels else ""
+    user_names = [canvas.short(_user_name(name), 30) for name in (second, split)]
+    _headline(grid, f"{_kind_title(table)} on {user_names[0]} by {user_names[1]}{more}")
     return grid
+
+
+#: Font size of the titles of panels, and their width in points.
+_PANEL_TITLE, _PANEL_WIDTH = 8.5, 125.0
+
+
+def _headline(grid: np.ndarray, text: str) -> None:
+    """Write a title above the panels of a figure."""
+    size, weight = canvas.STYLE["axes.titlesize"], canvas.STYLE["axes.titleweight"]
+    width = 66.0 * grid[0].figure.get_figwidth()
+    grid[0].figure.suptitle(canvas.wrapped(text, width, size, weight), x=0.01, ha="left", fontsize=size, fontweight=weight)
+
+
+def _frequent(table: pd.DataFrame, name: str) -> list[Any]:
+    """Return the levels of a feature in a table of two features, the most frequent first."""
+    levels = [None if _missing(level) else level for level in table[name].unique()]
+    counts = table.attrs["counts"].get(_user_name(name), [])
+    if len(counts) != len(levels):
+        return levels
+    return [levels[i] for i in np.argsort(-np.array(counts), kind="stable")]
 
 
 def _grid(n: int, height: float, **how: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Diagram of one tree: the root on the left, one line for every leaf on the right.
 
-Rows that satisfy the condition of a split go up. A leaf shows its value, as a number and as a bar from zero, and its number of
-training rows; so a tree of thirty leaves stays legible.
+A split has the name of its feature, and its two branches have the values that follow them. A leaf shows its value, as a bar
+from zero and as a number, and its number of training rows; so a tree of thirty leaves stays legible.
 """
 
 from __future__ import annotations
@@ -10,73 +10,104 @@ from typing import Any
 
 import numpy as np
 
+from dboost import display
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK, VERMILION
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
+from dboost.session.reference_sample import summary_of
+
+#: Inches of a level of splits and of a leaf; font size of the texts, and their width beside a level in points.
+_LEVEL, _LEAF, _TEXT, _ROOM = 1.6, 0.3, 7.5, 100.0
 
 
 def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
     """Plot tree i of a model; `Booster.plot_tree` documents it."""
+    may_miss = _with_missing(ensemble)
     ensemble = ensemble.expanded()
     n = len(ensemble.trees)
     if isinstance(i, bool) or not isinstance(i, int | np.integer) or not -n <= i < n:
         raise ParameterError(f"there is no tree {i!r}: the model has {n} trees")
     iteration, output = divmod(int(i) % n, ensemble.trees_per_iteration)
     class_text = f", {ensemble.outputs.axis} {ensemble.outputs.names[output]}" if ensemble.n_outputs > 1 else ""
-    return _draw(ensemble.trees[int(i)], ensemble.features, f"Tree of iteration {iteration + 1}{class_text}", ax)
+    return _draw(ensemble.trees[int(i)], ensemble.features, may_miss, f"Tree of iteration {iteration + 1}{class_text}", ax)
 
 
-def _draw(tree: Tree, features: tuple[Feature, ...], title: str, ax: Any) -> Any:
-    depth = tree.depths
-    height = _heights(tree)
+def _with_missing(ensemble: Ensemble) -> list[bool]:
+    """Return for each feature whether training rows missed it, as far as the summaries of its data tell."""
+    summaries = [summary_of(ensemble, source) for source in range(len(ensemble.sources))]
+    if not summaries or None in summaries:
+        return [True] * len(ensemble.features)
+    by_feature = zip(*(summary.features for summary in summaries if summary is not None), strict=False)
+    known = [any(distribution.missing for distribution in distributions) for distributions in by_feature]
+    return known + [True] * (len(ensemble.features) - len(known))
+
+
+def _draw(tree: Tree, features: tuple[Feature, ...], may_miss: list[bool], title: str, ax: Any) -> Any:
+    depth, height = tree.depths, _heights(tree)
     deepest = max(1, int(depth.max()))
     with canvas.style():
-        ax = canvas.axes_for(ax, width=max(canvas.WIDTH, 2.0 + 1.45 * deepest), height=0.7 + 0.27 * max(3, tree.n_leaves))
-        for node in np.flatnonzero(tree.feature >= 0):
-            for child in (tree.left[node], tree.right[node]):
-                x = [depth[node], depth[node], deepest if tree.feature[child] < 0 else depth[child]]
+        ax = canvas.axes_for(ax, width=2.9 + _LEVEL * deepest, height=0.7 + _LEAF * max(3, tree.n_leaves))
+        for node in np.flatnonzero(tree.feature >= 0).tolist():
+            feature = features[tree.feature[node]]
+            answers = _answers(tree, node, feature, may_miss[tree.feature[node]])
+            for child, answer, side in zip((tree.left[node], tree.right[node]), answers, (1, -1), strict=True):
+                is_leaf = tree.feature[child] < 0
+                x = [depth[node], depth[node], deepest + 0.05 if is_leaf else depth[child]]
                 y = [height[node], height[child], height[child]]
-                ax.plot(x, y, color=FAINT if tree.feature[child] < 0 else GREY, linewidth=1.0, zorder=1)
+                ax.plot(x, y, color=FAINT if is_leaf else GREY, linewidth=1.0, zorder=1)
+                style = {"fontsize": _TEXT, "color": GREY, "va": "bottom" if side > 0 else "top"}
+                canvas.note(ax, canvas.fitting(answer, _ROOM, _TEXT), (depth[node], height[child]), (4, 1.2 * side), **style)
             ax.plot(depth[node], height[node], "o", color=BLUE, markersize=3.5, zorder=3)
-            box = canvas.box(ax)
-            canvas.note(ax, _condition(tree, int(node), features), (depth[node], height[node]), (5, 0), fontsize=7.5, bbox=box)
+            name = canvas.fitting(feature.name, _ROOM, _TEXT)
+            canvas.note(ax, name, (depth[node], height[node]), (5, 0), fontsize=_TEXT, weight="bold")
         leaves = np.flatnonzero(tree.feature < 0)
         largest = max(float(np.abs(tree.value[leaves]).max()), 1e-300)
+        zero = deepest + 0.55
         texts = canvas.numbers(tree.value[leaves].tolist())
         for leaf, text in zip(leaves, texts, strict=True):
             value = float(tree.value[leaf])
-            start = deepest + 0.55
-            reach, colour = 0.4 * value / largest, BLUE if value >= 0 else VERMILION
-            ax.plot([start, start + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
-            n_rows = f"  ({int(tree.count[leaf]):,} rows)" if tree.count[0] else ""
-            canvas.note(ax, f"{text}{n_rows}", (deepest + 1.0, height[leaf]), (4, 0), fontsize=7.5)
-        ax.plot([deepest + 0.55] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
+            reach, colour = 0.42 * value / largest, BLUE if value >= 0 else VERMILION
+            ax.plot([zero, zero + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
+            canvas.note(ax, text, (deepest + 1.42, height[leaf]), (0, 0), fontsize=_TEXT, ha="right")
+            if tree.count[0]:
+                n_rows = f"{int(tree.count[leaf]):,} rows"
+                canvas.note(ax, n_rows, (deepest + 1.95, height[leaf]), (0, 0), fontsize=_TEXT, ha="right", color=GREY)
+        ax.plot([zero] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
         canvas.title(ax, canvas.plain(title))
-        legend = "yes: up, no: down; bars: what the leaf adds to the raw score"
-        canvas.note(ax, legend, (0, 0), (0, -4), xycoords="axes fraction", va="top", fontsize=7.5, color=GREY)
-        ax.set(xlim=(-0.15, deepest + 2.1), ylim=(-0.7, max(3, tree.n_leaves) - 0.3))
+        legend = "bars: what the leaf adds to the raw score"
+        canvas.note(ax, legend, (1, 0), (0, -4), xycoords="axes fraction", ha="right", va="top", fontsize=_TEXT, color=GREY)
+        ax.set(xlim=(-0.1, deepest + 2.0), ylim=(-0.7, max(3, tree.n_leaves) - 0.3))
         ax.set_axis_off()
     return ax
 
 
-def _condition(tree: Tree, node: int, features: tuple[Feature, ...]) -> str:
-    """The condition of a split as a question."""
-    feature = features[tree.feature[node]]
-    or_missing = "missing or " if tree.missing_left[node] else ""
-    codes = tree.categories[node]
-    name = canvas.short(feature.name, 16)
+def _answers(tree: Tree, node: int, feature: Feature, may_miss: bool) -> tuple[str, str]:
+    """Return the values that go up and those that go down. may_miss : whether the feature was missing in training rows."""
+    goes_up, codes = bool(tree.missing_left[node]), tree.categories[node]
     if codes is None or feature.categories is None:
         threshold = float(tree.threshold[node])
-        return (
-            f"{name} present?"
-            if np.isposinf(threshold) and not or_missing
-            else f"{name} {or_missing}≤ {canvas.value(threshold)}?"
-        )
-    levels = [canvas.short(feature.categories[code], 10) for code in codes]
-    first = ", ".join(levels[:2]) + (f" +{len(levels) - 2}" if len(levels) > 2 else "")
-    return f"{name} {or_missing}in {first}?" if levels else f"{name} missing?"
+        if np.isposinf(threshold):
+            return ("any value", "") if goes_up else ("present", "missing")
+        up, down = f"≤ {canvas.value(threshold)}", f"> {canvas.value(threshold)}"
+    elif not len(codes):
+        return "missing", "present"
+    else:
+        up, down = _levels(feature, codes), "others"
+        others = np.setdiff1d(np.arange(len(feature.categories)), codes)
+        if len(others) <= 2 or len(others) < len(codes):
+            down = _levels(feature, others)
+            up = up if len(codes) <= 2 else "others"
+    if not may_miss:
+        return up, down
+    return (f"{up} or missing", down) if goes_up else (up, f"{down} or missing")
+
+
+def _levels(feature: Feature, codes: np.ndarray) -> str:
+    """Return the names of one or two categories; of more the first one and the number of the others."""
+    names = [display.cut(str(feature.categories[code]), 14) for code in codes.tolist()] if feature.categories else []
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} +{len(names) - 1}"
 
 
 def _heights(tree: Tree) -> np.ndarray:
