@@ -111,8 +111,9 @@ def fit(
         Columns to use. Default: all but target, weight, offset and group.
     categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"
         Which features are categorical. "from_dtype": columns of text and of categories.
-    filter : pyarrow.compute.Expression or polars.Expr, optional
-        Rows to use, such as ``pyarrow.compute.field("day") < 9``: those for which it is true. Its columns need not be features.
+    filter : str, list of tuples, pyarrow.compute.Expression or polars.Expr, optional
+        Rows to use, such as ``"day < 9 and town in ('Ulm', 'Bonn')"``, ``[("day", "<", 9)]`` or
+        ``pyarrow.compute.field("day") < 9``: those for which it is true. Its columns need not be features.
         Files and row groups without such rows are not read, as far as partitions and statistics tell. The target and the other
         roles must be columns of `data`; evaluation sets are not filtered. Default: all rows.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
@@ -271,7 +272,8 @@ def fit(
         source = source.for_two_fits()
     fitted = source.fit(request)
     booster = trained(refitted(source.fit, request, fitted) if refit else fitted, request.parameters, model, source.data)
-    booster.target_name = target if isinstance(target, str) else None
+    named = source.roles.get("target")
+    booster.target_name = named if isinstance(named, str) else None
     return booster
 
 
@@ -423,12 +425,12 @@ def prepare(
         workers=workers,
         progress=progress,
     )
-    settings = _stored_settings(table, target, shaping | {"max_bins": max_bins}, filter)
+    settings = _stored_settings(table, target, shaping | {"max_bins": max_bins}, row_filter)
     with closing(request.progress):
         return _prepared(table, request, settings, path, publish)
 
 
-def _stored_settings(table: TableInput, target: Any, shaping: dict[str, Any], filter: Any) -> dict[str, Any]:
+def _stored_settings(table: TableInput, target: Any, shaping: dict[str, Any], filter: RowFilter | None) -> dict[str, Any]:
     """Return what a data set stores of the keywords that it was prepared with. shaping : features and bins."""
     data = table.data
     names_of_role = partial(columns_named, data=data, is_read_later=is_path(data) or is_stream(data))
@@ -441,7 +443,7 @@ def _stored_settings(table: TableInput, target: Any, shaping: dict[str, Any], fi
     if len(target_names) > 1:
         settings["target_names"] = [*target_names]
     if filter is not None:
-        settings["filter"] = str(filter)
+        settings["filter"] = str(filter.predicate)
     return settings
 
 

@@ -24,7 +24,7 @@ ColumnLike: TypeAlias = "str | ArrayLike"
 TargetLike: TypeAlias = "str | Sequence[str] | ArrayLike | EllipsisType"
 #: Which features are categorical: "from_dtype", names, numbers, or a mask.
 CategoricalFeatures: TypeAlias = "str | Sequence[str] | Sequence[int] | ArrayLike | None"
-#: An expression of pyarrow or polars.
+#: A text, tuples, or an expression of pyarrow or polars.
 RowFilterLike: TypeAlias = Any
 #: A table, a tuple (X, y[, weight[, offset]]), or several of these in a list, or in a dict by name.
 EvaluationSets: TypeAlias = Any

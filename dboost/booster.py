@@ -57,6 +57,7 @@ from dboost.tracebacks import short_traceback, short_tracebacks
 from dboost.training.fit import FitResult
 
 if TYPE_CHECKING:
+    import onnx
     import treelite
 
     from dboost.inspection import calibration, dependence, drift, importance, row_functions, shapley
@@ -281,7 +282,7 @@ class Booster:
             column, or for data in memory the values. Default: the column that the model was trained with, if it was given by
             its name. If the rows do not have it, they start at 0, with a warning; with False they do so without one. All
             functions that score rows do the same.
-        filter : pyarrow.compute.Expression or polars.Expr, optional
+        filter : str, list of tuples, or expression of pyarrow or polars, optional
             Rows to predict, as in `dboost.fit`; there are no predictions of the others. Default: all rows.
 
         Returns
@@ -436,7 +437,7 @@ class Booster:
             A column, a feature or not, each value of which gets a margin of its own from its rows (Mondrian conformal
             prediction). Rows to predict must have it; a value that is missing, or that had too few rows, has the margin of all
             rows. Not for a `Dataset`, which has no raw values.
-        filter : pyarrow.compute.Expression or polars.Expr, optional
+        filter : str, list of tuples, or expression of pyarrow or polars, optional
             Rows to use, as in `dboost.fit`. The target and the other roles must be columns then. Default: all rows.
         client : distributed.Client, optional
             For Dask collections and paths, whose scores its workers keep (8 bytes per row, 16 with `by`). Default: the current
@@ -666,7 +667,8 @@ class Booster:
         Parameters
         ----------
         path : path or URL
-            A name that ends in ".dboost" selects the compact form, a fraction of the size of the JSON form.
+            A name that ends in ".dboost" selects the compact form, a fraction of the size of the JSON form. A further ".gz"
+            compresses the file by gzip.
         history : bool, default False
             Also write the history, of which the model's file holds only the metrics, to ``<path>.history.csv``.
 
@@ -1410,8 +1412,8 @@ class Booster:
         """
         write_whole(path, to_xgboost.dumps(self.ensemble, self.outputs.loss))
 
-    def to_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as an ONNX graph, for onnxruntime.
+    def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """Return the model as an ONNX graph, for onnxruntime, and write it to a file if there is a path.
 
         It has one input, ``features`` (float32 [rows, features], see `to_matrix`). Regressors have one output, ``prediction``
         (float32 [rows]); classifiers have ``label`` and then ``probabilities`` (float32 [rows, classes]). Sums are float64
@@ -1419,7 +1421,14 @@ class Booster:
 
         Parameters
         ----------
-        path : path or URL
+        path : path or URL, optional
+            Default: no file is written.
+
+        Returns
+        -------
+        onnx.ModelProto
+            As of ``skl2onnx.to_onnx``; its method ``SerializeToString`` returns the bytes of the file, which
+            ``onnxruntime.InferenceSession`` takes, too.
 
         Raises
         ------
@@ -1430,7 +1439,10 @@ class Booster:
         ModelFileError
             If the file cannot be written.
         """
-        write_whole(path, to_onnx.to_onnx(self.ensemble, self.outputs.loss).SerializeToString())
+        model = to_onnx.to_onnx(self.ensemble, self.outputs.loss)
+        if path is not None:
+            write_whole(path, model.SerializeToString())
+        return model
 
     def to_treelite(self) -> treelite.Model:
         """Return the model as a `treelite.Model`, for compilers and servers that read those.

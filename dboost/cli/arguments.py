@@ -389,9 +389,9 @@ def keywords_in(
     options = {name: getattr(arguments, name) for name in ("group", "memory_limit")}
     parameters |= {name: value for name, value in options.items() if value is not None}
     if arguments.filter is not None:
-        from dboost.cli.row_filters import filter_of  # imports pyarrow
+        from dboost.data.sources.row_filter import RowFilter  # needs more of the package than most commands
 
-        parameters["filter"] = filter_of(arguments.filter)
+        parameters["filter"] = RowFilter(arguments.filter).predicate  # the same for texts that differ in spaces only
     if arguments.drop:
         from dboost.cli.data_arguments import features_left  # needs more of the package than most commands
 

@@ -16,7 +16,6 @@ import numpy as np
 
 import dboost
 from dboost._lazy_import import pd
-from dboost.cli.row_filters import filter_of
 from dboost.data.columns.labels import Names
 from dboost.data.columns.roles import ROLES
 from dboost.data.sources.paths import open_path, open_source, open_with_text
@@ -71,7 +70,7 @@ def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *,
     """
     if not arguments.skip_missing_target:
         return data
-    row_filter = None if arguments.filter is None or of else RowFilter(filter_of(arguments.filter))
+    row_filter = None if arguments.filter is None or of else RowFilter(arguments.filter)
     source = open_with_text(data, row_filter=row_filter)  # of CSV files: every block has the same types then
     frame = (open_source(data, row_filter=row_filter) if source is None else source).lazy()
     targets = _names(arguments.target)

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 
 import dboost
 from dboost.cli import output_paths
-from dboost.cli.row_filters import filter_of
 from dboost.cluster.client.client import cluster_at
 from dboost.data.columns.labels import Names
 from dboost.data.sources.files import DELTA_LOG, reading
@@ -70,10 +69,9 @@ def run(arguments: argparse.Namespace) -> None:
     method = next((methods[option] for option in methods if getattr(arguments, option)), "predict")
     predict = getattr(booster, method)
     with cluster_at(arguments.scheduler, None) as client:
-        row_filter = None if arguments.filter is None else filter_of(arguments.filter)
-        lazy = predict(arguments.data, filter=row_filter, offset=arguments.offset)
+        lazy = predict(arguments.data, filter=arguments.filter, offset=arguments.offset)
         prefix = "probability_" if arguments.proba else ""
-        tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter, prefix)
+        tables = predictions(booster, lazy, arguments.data, client, arguments.id, arguments.filter, prefix)
         if arguments.delta:
             rows = _append(tables, arguments.output)
         elif to_stdout:

@@ -40,10 +40,13 @@ The header is the JSON of everything but the trees, with their number. The array
 little-endian, for the nodes of all trees. Each array has the first bytes of all numbers first, then the second ones and so on,
 because the high bytes of neighbours are similar and compress well. Lengths follow from the preceding content, so no sizes can
 contradict each other; missing or surplus bytes are an error. The result is checked like that of JSON.
+
+A file of either form may be compressed by gzip, without a name or a time, so that equal models have equal files.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -536,13 +539,18 @@ def digest(ensemble: Ensemble) -> str:
 
 
 def loads(data: bytes, name: str = "the model file") -> Ensemble:
-    """Return the model in the bytes of a file of either form; `name` is its name in messages.
+    """Return the model in the bytes of a file of either form, which gzip may have compressed; `name` is its name in messages.
 
     Raises
     ------
     ModelFileError
         If the content is not a valid model.
     """
+    if data.startswith(_GZIP_MAGIC):
+        try:
+            data = _decompressed(data, _GZIP_WINDOW, _GZIP_RATIO)
+        except InvalidModel as error:
+            raise ModelFileError(f"{name} is damaged or cut short: {error}") from error
     is_compact = data.startswith(_MAGIC)
     version_pattern, digest_pattern = _COMPACT_LINES if is_compact else _JSON_LINES
     first_lines = version_pattern.match(data)
@@ -618,15 +626,16 @@ def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
     ----------
     ensemble : Ensemble
     path : path, or URL that fsspec knows
-        A name that ends in ".dboost" selects the compact form.
+        A name that ends in ".dboost" selects the compact form, and a further ".gz" compression by gzip.
 
     Raises
     ------
     ModelFileError
         Naming the file that cannot be written.
     """
-    is_compact = without_query(path_text(path)).endswith(SUFFIX)
-    write_whole(path, dumps_compact(ensemble) if is_compact else dumps(ensemble))
+    name = without_query(path_text(path))
+    data = dumps_compact(ensemble) if name.removesuffix(_GZIP_SUFFIX).endswith(SUFFIX) else dumps(ensemble)
+    write_whole(path, _gzipped(data) if name.endswith(_GZIP_SUFFIX) else data)
 
 
 def load(path: str | os.PathLike[str]) -> Ensemble:
@@ -741,6 +750,9 @@ SUFFIX = ".dboost"
 #: Limits of decompression: bytes, and for larger files bytes per byte of the file. Trees compress to a quarter or more; content
 #: that compresses to less than a sixteenth is written without compression.
 _SMALL, _RATIO = 4 << 20, 16
+#: Of gzip: the end of names, the first bytes, the format's number in zlib, and the limit of decompression; JSON has many spaces
+#: and equal numbers.
+_GZIP_SUFFIX, _GZIP_MAGIC, _GZIP_WINDOW, _GZIP_RATIO = ".gz", b"\x1f\x8b", 31, 100
 #: Name, dtype, and nodes with an entry: all, splits, or numeric splits.
 ARRAYS: tuple[tuple[str, str, str], ...] = (
     ("feature", "<i4", "all"),
@@ -790,14 +802,23 @@ def _unpack(content: bytes) -> dict[str, Any]:
     return header | {"trees": _trees(sizes, columns, nodes_of["categorical"], codes, width)}
 
 
-def _allowed(n_compressed: int) -> int:
+def _allowed(n_compressed: int, ratio: int = _RATIO) -> int:
     """Largest number of bytes that compressed content may decompress to."""
-    return max(_SMALL, _RATIO * n_compressed)
+    return max(_SMALL, ratio * n_compressed)
 
 
-def _decompressed(content: bytes) -> bytes:
-    """Decompress the content up to a limit: a few kilobytes could fill the memory otherwise."""
-    allowed, stream = _allowed(len(content)), zlib.decompressobj()
+def _gzipped(data: bytes) -> bytes:
+    """Compress a file by gzip, so that `_decompressed` accepts it."""
+    compressed = gzip.compress(data, 6, mtime=0)
+    return gzip.compress(data, 0, mtime=0) if len(data) > _allowed(len(compressed), _GZIP_RATIO) else compressed
+
+
+def _decompressed(content: bytes, window: int = zlib.MAX_WBITS, ratio: int = _RATIO) -> bytes:
+    """Decompress the content up to a limit: a few kilobytes could fill the memory otherwise.
+
+    window : as zlib calls its formats.
+    """
+    allowed, stream = _allowed(len(content), ratio), zlib.decompressobj(window)
     try:
         data = stream.decompress(content, allowed + 1)
     except zlib.error as error:

@@ -26,6 +26,7 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.params.peer_names import (
+    LOSSES_NOT_BUILT,
     NONES,
     SHOWN_ALIASES,
     explanation,
@@ -331,6 +332,8 @@ def _checked_loss(loss: Any) -> Any:
         return tuple(loss)
     if isinstance(loss, str) or not hasattr(loss, "inverse_link"):
         if loss not in loss_names():
+            if isinstance(loss, str) and loss.lower() in LOSSES_NOT_BUILT:
+                raise ParameterError(f"loss={loss!r}: {LOSSES_NOT_BUILT[loss.lower()]}")
             names = ", ".join(map(repr, loss_names()))
             similar = similar_losses(str(loss), loss_names())
             hint = f"; did you mean {similar[0]!r}?" if similar else ""

@@ -21,6 +21,12 @@ from dboost.errors import ParameterError
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
+
+def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
+    """Return an entry of the table by each of its names. names_by_entry : the names in one text."""
+    return {name: entry for entry, names in names_by_entry.items() for name in names.split()}
+
+
 #: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters.
 LOSSES_OF_PEERS = {
     "squared_error": ("l2", "l2_root", "least_squares", "ls", "mean_squared_error", "mse", "reg:linear", "reg:squarederror",
@@ -42,6 +48,36 @@ _SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy", "rms
 _LOSSES: dict[Any, Any] = {
     name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES
 }
+_OWN_LOSS = "or give a dboost.losses.Loss of your own"
+#: What to use in place of losses of other libraries that have no equal in dboost, by their names in small letters.
+LOSSES_NOT_BUILT = _by_name({
+    "dboost has no losses for ranking: predict the relevance (loss='squared_error') or the probability of it "
+    "(loss='log_loss'), and sort the rows of a query by predict(X)":
+        "rank:ndcg rank:map rank:pairwise lambdarank lambdamart rank_xendcg xendcg xe_ndcg xe_ndcg_mart xendcg_mart yetirank "
+        "yetirankpairwise pairlogit pairlogitpairwise pairwise queryrmse querysoftmax querycrossentropy queryauc ndcg map "
+        "stochasticrank stochasticfilter groupquantile ranking rank",
+    "dboost has no losses for survival times: make a row of each subject and period, whose target is whether the event "
+    "happened in it, and give loss='log_loss' with the period as a feature, or loss='poisson' with offset=log of its length":
+        "survival:cox survival:aft cox coxph aft survivalaft survival weibull exponential_survival censored",
+    "give loss='absolute_error' with sample_weight=1/abs(target), which is the same":
+        "mape mean_absolute_percentage_error mean_absolute_percent_error",
+    "give loss='squared_error' with target=numpy.log1p(target), which is the same, and take numpy.expm1 of the predictions":
+        "reg:squaredlogerror msle rmsle mean_squared_log_error squared_log_error",
+    f"give loss='huber', which is like it, {_OWN_LOSS}": "fair logcosh log_cosh smooth_l1 huber_loss",
+    f"give loss='log_loss', or 'exponential', {_OWN_LOSS}": "binary:hinge hinge squared_hinge modified_huber",
+    "give loss='log_loss'; predict(X, raw_score=True) of the model (booster_ of an estimator) returns the raw scores":
+        "binary:logitraw",
+    "give loss='log_loss' and a target of several columns, one of each label":
+        "multilogloss multicrossentropy multilabel multioutput",
+    "give loss='log_loss' with each row twice: target 1 with sample_weight=p, and target 0 with sample_weight=1-p":
+        "reg:logistic cross_entropy_lambda xentlambda xentropy",
+    "give loss='log_loss', in which classes are weighted by class_weight of DBoostClassifier or by sample_weight, "
+    f"{_OWN_LOSS}": "focal focal_loss weighted_log_loss",
+    "give loss='quantile' with quantile=[0.1, 0.5, 0.9]": "multiquantile multi_quantile",
+    "give loss='squared_error' and a target of several columns": "multirmse multirmsewithmissingvalues",
+    "it is a metric: give it as eval_metric":
+        "auc roc_auc f1 accuracy r2 average_precision balanced_accuracy error merror multi_error zero_one_loss",
+})  # fmt: skip
 #: Our values by those of other libraries, by the name that these are given to; other values of it are ours.
 VALUES: dict[str, dict[Any, Any]] = {
     **dict.fromkeys(("objective", "objective_type", "application", "app", "loss_function"), _LOSSES),
@@ -50,11 +86,6 @@ VALUES: dict[str, dict[Any, Any]] = {
     "max_leaves": {0: None},
     "categorical_feature": {"auto": "from_dtype"},
 }
-
-
-def _by_name(names_by_entry: Mapping[str, str]) -> dict[str, str]:
-    """Return an entry of the table by each of its names. names_by_entry : the names in one text."""
-    return {name: entry for entry, names in names_by_entry.items() for name in names.split()}
 
 
 def our_value(name: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 
 import dboost
 from dboost.cli import main, predict_command
-from dboost.cli.row_filters import filter_of
+from dboost.data.sources.filter_text import expression_of_text
 from dboost.data.sources.row_filter import RowFilter
 from tests.helpers.clusters import ROOT
 
@@ -256,7 +256,7 @@ def test_rows_are_filtered(frame: pd.DataFrame, tmp_path: Path, monkeypatch: Any
     assert pd.read_csv("p.csv")["name"].tolist() == kept["name"].tolist()
     capsys.readouterr()
     for data, text, message in (
-        ("rows.parquet", "who > 3 or a > 1", "'or' is not known here"),
+        ("rows.parquet", "who > 3 or a > 1", "a text has no 'or'"),
         ("prepared", "who > 3", "--filter: prepared holds prepared data"),
         ("rows.parquet", "whom > 3", "filter (whom > 3) "),
         ("rows.parquet", "who > 3000", "the data have no rows for which filter (who > 3000) is true"),
@@ -297,7 +297,7 @@ KINDS = pa.table(
     ],
 )
 def test_what_a_filter_means(text: str, kept: list[int]) -> None:
-    assert RowFilter(filter_of(text)).kept(KINDS).tolist() == kept
+    assert RowFilter(expression_of_text(text)).kept(KINDS).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_what_a_filter_means(text: str, kept: list[int]) -> None:
 )
 def test_filters_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(dboost.ParameterError, match=re.escape(message)):
-        filter_of(text)
+        expression_of_text(text)
 
 
 def test_targets_of_arrow_have_two_kinds_of_missing_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

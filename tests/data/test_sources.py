@@ -322,8 +322,13 @@ def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> N
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         return dboost.fit((SOURCES | OTHERS)[kind](frame, folder), target, filter=predicate, **OPTIONS)
 
-    with pytest.raises(dboost.InputTypeError, match=r"filter must be an expression of pyarrow.*, not str"):
-        fit("count < 60")
+    with pytest.raises(dboost.InputTypeError, match=r"filter must be a text, .*, not int"):
+        fit(60)
+    with pytest.raises(dboost.ParameterError, match=r"filter 'count <': a value is missing"):
+        fit("count <")
+    for tuples in ([], [("count", "<")], [("count", "~", 3)], ["count", "<", 60]):
+        with pytest.raises(dboost.ParameterError, match=r"filter \[.*; it is a list of tuples, such as"):
+            fit(tuples)
     with pytest.raises(dboost.DataError, match=r"filter .*nothing"):
         fit(pc.field("nothing") < 60)
     with pytest.raises(dboost.DataError, match="no column 'nothing', which filter uses"):
@@ -332,6 +337,30 @@ def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> N
         fit(pc.field("town") < 60)
     with pytest.raises(dboost.ParameterError, match="target must be the name of a column with filter"):
         fit(pc.field("count") < 60, frame["y"].to_numpy())
+
+
+@pytest.mark.parametrize("kind", ["pandas", "Parquet folder"])
+@pytest.mark.parametrize(
+    ("predicate", "same"),
+    [
+        ("count < 60 and town in ('Ulm', 'Gent')", (pc.field("count") < 60) & pc.field("town").isin(["Ulm", "Gent"])),
+        (("count", "<", 60), pc.field("count") < 60),
+        ([("count", "<", 60), ("town", "!=", "Ulm")], (pc.field("count") < 60) & (pc.field("town") != "Ulm")),
+        ([[("count", "<", 20)], [("count", ">", 60)]], (pc.field("count") < 20) | (pc.field("count") > 60)),
+    ],
+)
+def test_filters_that_are_texts_and_tuples(predicate: Any, same: Any, kind: str, tmp_path: Path) -> None:
+    data, options = (SOURCES | OTHERS)[kind](frame_of(), tmp_path / "rows"), {"features": ["x0"], **OPTIONS}
+    booster = dboost.fit(data, "y", filter=same, **options)
+    assert dboost.fit(data, "y", filter=predicate, **options).sha256 == booster.sha256
+    results = [dboost.cv(data, "y", filter=each, folds=2, **options) for each in (predicate, same)]
+    np.testing.assert_array_equal(results[0].predictions, results[1].predictions)
+    np.testing.assert_array_equal(booster.predict(data, filter=predicate), booster.predict(data, filter=same))
+    prepared = [
+        dboost.prepare(data, "y", tmp_path / name, filter=each, progress=False)
+        for name, each in (("a", predicate), ("b", same))
+    ]
+    assert prepared[0].n_rows == prepared[1].n_rows
 
 
 @pytest.mark.parametrize("kind", ["pandas", "Dask", "Parquet folder"])

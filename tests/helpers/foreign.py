@@ -27,7 +27,7 @@ def by_onnx(booster: Booster, matrix: np.ndarray, folder: Path) -> list[np.ndarr
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     path = folder / "model.onnx"
-    booster.to_onnx(path)
+    assert booster.to_onnx(path) == booster.to_onnx()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

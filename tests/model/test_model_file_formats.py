@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import tracemalloc
@@ -55,12 +56,24 @@ def test_round_trip(
 def test_the_name_decides_and_the_content_is_recognised(tmp_path: Path) -> None:
     frame = mixed_frame(300)
     booster = dboost.fit(frame[[*FEATURES, "grade"]], "grade", max_iter=20, min_samples_leaf=5)
-    for place in (tmp_path / "model.dboost", "memory://forms/model.dboost"):
+    names = ("model.dboost", "model.json.gz", "model.dboost.gz")
+    for place in (*(tmp_path / name for name in names), "memory://forms/model.dboost"):
         booster.save(place)
         again = dboost.load(place)
         assert again == booster and again.sha256 == booster.sha256
         assert np.array_equal(again.predict_proba(frame), booster.predict_proba(frame))
     booster.save(tmp_path / "model.json")
+    for name in ("model.json", "model.dboost"):
+        compressed = (tmp_path / f"{name}.gz").read_bytes()
+        assert gzip.decompress(compressed) == (tmp_path / name).read_bytes()
+        for damaged, complaint in (
+            (compressed[:-9], "too early"),
+            (compressed[:9], "too early"),
+            (compressed + b"x", "more in"),
+        ):
+            with pytest.raises(ModelFileError, match=f"model.gz is damaged or cut short: .*{complaint}"):
+                model_file.loads(damaged, "model.gz")
+    assert len(compressed) < 2 * (tmp_path / "model.dboost").stat().st_size
     assert (tmp_path / "model.json").stat().st_size > 2.5 * (tmp_path / "model.dboost").stat().st_size
     (tmp_path / "model.dboost").rename(tmp_path / "renamed.json")
     assert dboost.load(tmp_path / "renamed.json") == booster
@@ -151,10 +164,12 @@ def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
         packed = compressor.compress(beginning) + b"".join(compressor.compress(rest) for _ in range(96)) + compressor.flush()
         bomb = b"dboost arrays, version 1\n" + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
         assert len(bomb) < 1 << 20
+        bombs = (bomb, gzip.compress(b" " * (96 << 20)))
         tracemalloc.start()
         try:
-            with pytest.raises(ModelFileError, match=r"bomb.dboost does not hold a valid model: .* decompress to more than"):
-                model_file.loads(bomb, "bomb.dboost")
+            for data in bombs:
+                with pytest.raises(ModelFileError, match=r"bomb.dboost .*: .* decompress to more than"):
+                    model_file.loads(data, "bomb.dboost")
             assert tracemalloc.get_traced_memory()[1] < 32 << 20
         finally:
             tracemalloc.stop()

@@ -143,7 +143,7 @@ def test_a_plan_is_read_as_it_is_shown() -> None:
     assert "time, about" in repr(plan) and max(map(len, repr(plan).splitlines())) <= 80
 
 
-@pytest.mark.parametrize("names", [["y"], ["y", "nope"], ("age", "y"), np.array(["age", "nope"])])
+@pytest.mark.parametrize("names", [["nope"], ["y", "nope"], ("age", "y"), np.array(["age", "nope"])])
 def test_lists_that_are_no_names_of_columns(names: Any) -> None:
     with pytest.raises(dboost.DataError, match=r"target has \d rows, .*; if these are names of columns, give one"):
         dboost.fit(FRAME, names, max_iter=1, progress=False)
@@ -178,3 +178,42 @@ def test_a_column_of_ids_is_named(distinct: int, n: int, warns: bool) -> None:
     with warnings.catch_warnings():  # few new rows of an old model
         warnings.simplefilter("error", UserWarning)
         dboost.fit(frame, "y", max_iter=1, progress=False, start_from=booster)
+
+
+@pytest.mark.parametrize("target", [["y"], np.array(["y"]), pd.Index(["y"])], ids=["list", "array", "Index"])
+def test_the_name_of_the_target_in_a_list(target: Any, tmp_path: Path) -> None:
+    FRAME.to_parquet(tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"max_iter": 3, "progress": False}
+    booster = dboost.fit(FRAME, "y", **options)
+    for data in (FRAME, tmp_path / "rows.parquet"):
+        same = dboost.fit(data, target, eval_set=(data, target), **options)
+        assert same.sha256 == dboost.fit(data, "y", eval_set=data, **options).sha256 and same.target_name == "y"
+        assert dboost.cv(data, target, folds=2, **options).best_score == dboost.cv(data, "y", folds=2, **options).best_score
+        assert dboost.prepare(data, target, progress=False).target == "y"
+        assert booster.drift(data, target).equals(booster.drift(data, "y"))
+        assert booster.refit_leaves(data, target) == booster.refit_leaves(data, "y")
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        ("rank:ndcg", r"ranking: predict the relevance \(loss='squared_error'\)"),
+        ("LambdaRank", "sort the rows of a query"),
+        ("survival:cox", "a row of each subject and period"),
+        ("aft", "loss='poisson' with offset"),
+        ("mape", "loss='absolute_error' with sample_weight=1/abs"),
+        ("reg:squaredlogerror", r"target=numpy\.log1p"),
+        ("fair", "loss='huber'"),
+        ("focal", r"dboost\.losses\.Loss"),
+        ("auc", "give it as eval_metric"),
+    ],
+)
+def test_losses_that_are_not_built_have_a_way_around(loss: str, sentence: str) -> None:
+    for call in (
+        lambda: fit(FRAME, loss=loss),
+        lambda: fit(FRAME, objective=loss),
+        lambda: dboost.DBoostRegressor(loss=loss).fit(FRAME[["age", "pay"]], FRAME["y"]),
+        lambda: dboost.cv(FRAME, "y", loss=loss, folds=2),
+    ):
+        with pytest.raises(dboost.ParameterError, match=f"^loss='{loss}': .*{sentence}"):
+            call()

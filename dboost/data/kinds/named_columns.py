@@ -17,10 +17,20 @@ def column_named(value: Any, data: Any) -> str | None:
 
     A label that the data do not have is returned as text: reading the data raises an error then.
     """
+    value = _only_name(value, data)
     names = names_of_table(data) or Names(())
     if not names.is_label(value):
         return None
     return names.find(value) or text_of(value)
+
+
+def _only_name(value: Any, data: Any) -> Any:
+    """Return the name of the column if a value is a list, an array or an Index of one name, else the value as it is."""
+    has_items = isinstance(value, list | np.ndarray) or is_a(value, "pandas", "Index")
+    if not has_items or isinstance(data, np.ndarray) or np.shape(value) != (1,) or not isinstance(value[0], str):
+        return value
+    names = names_of_table(data)
+    return value[0] if names is None or names.find(value[0]) is not None else value
 
 
 def columns_named(value: Any, data: Any, *, is_read_later: bool) -> str | list[str] | None:
@@ -38,11 +48,12 @@ def columns_named(value: Any, data: Any, *, is_read_later: bool) -> str | list[s
 
 
 def with_named_targets(target: Any, data: Any) -> Any:
-    """Return the names of the columns if a target is a collection of the labels of several, else the target as it is.
+    """Return the names of the columns if a target is a collection of labels, the name if of one, else the target as it is.
 
     A list, an Index or an array of texts are labels if the table has a column for each. Labels that are neither text nor
     tuples are values if there is one for each row. Columns of files are not known yet: texts that all differ may be names.
     """
+    target = _only_name(target, data)
     is_index, is_array = is_a(target, "pandas", "Index"), isinstance(target, np.ndarray) and target.dtype.kind in "UOT"
     if not (isinstance(target, list) or is_index or (is_array and target.ndim == 1)) or isinstance(data, np.ndarray):
         return target

@@ -1,5 +1,7 @@
 """Rows that satisfy a predicate: an expression of pyarrow (``pyarrow.compute.field("day") < 9``) or of polars.
 
+Texts and tuples are converted to expressions of pyarrow (`filter_text`).
+
 The predicate names columns, which need not be features. A row is kept if it is true, and left out if it is false or missing.
 `RowFilter.kept` evaluates it on a table in memory. `RowFilter.possible` decides before any row is read which parts of files may
 have such rows, from the least and the largest value of each column in a row group, and from the columns in the names of
@@ -48,13 +50,17 @@ class Extremes:
 class RowFilter:
     """A predicate on rows, as `filter=` gives it."""
 
+    #: An expression; a text or tuples are converted.
     predicate: Any
 
     def __post_init__(self) -> None:
-        if not (self.is_polars or is_a(self.predicate, "pyarrow.compute", "Expression")):
+        if isinstance(self.predicate, str | list | tuple):
+            object.__setattr__(self, "predicate", _expression_of(self.predicate))
+        elif not (self.is_polars or is_a(self.predicate, "pyarrow.compute", "Expression")):
             raise InputTypeError(
-                "filter must be an expression of pyarrow, such as pyarrow.compute.field('day') < 9, or of polars, such as "
-                f"polars.col('day') < 9, not {type(self.predicate).__name__}"
+                "filter must be a text, such as 'day < 9', a list of tuples, such as [('day', '<', 9)], or an expression of "
+                "pyarrow or polars, such as pyarrow.compute.field('day') < 9 or polars.col('day') < 9, not "
+                f"{type(self.predicate).__name__}"
             )
 
     @property
@@ -173,6 +179,13 @@ class RowFilter:
         all_groups = dataset.FileSystemDataset(groups, schema, kind, files)
         kept = {int(fragment.path) for fragment in all_groups.get_fragments(self.predicate)}
         return np.array([k in kept for k in range(len(known))], bool)
+
+
+def _expression_of(predicate: Any) -> Any:
+    """Return the expression of pyarrow for a text or tuples."""
+    from dboost.data.sources.filter_text import expression_of_text, expression_of_tuples  # imports pyarrow
+
+    return expression_of_text(predicate) if isinstance(predicate, str) else expression_of_tuples(predicate)
 
 
 def _rows(n: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The text of ``--filter`` as an expression of pyarrow.
+"""Filters that are texts, as of ``--filter``, or tuples, as of pandas, as expressions of pyarrow.
 
 A text is one comparison or several, joined by ``and``:
 
@@ -8,8 +8,10 @@ A text is one comparison or several, joined by ``and``:
 
 COLUMN is a name of letters, digits, ``_``, ``.`` and ``-``, or any name in double quotes. VALUE is a number, ``true``,
 ``false``, text in single quotes (two of them are one in the text), or a date (``2026-01-31``) or time
-(``2026-01-31T12:00:00``, for columns with a time zone ``2026-01-31T12:00:00Z``). Nothing of the text is executed. Expressions
-with ``or`` and functions are given in Python.
+(``2026-01-31T12:00:00``, for columns with a time zone ``2026-01-31T12:00:00Z``). Nothing of the text is executed.
+
+Tuples are those of ``pandas.read_parquet(filters=…)``: ``(column, operator, value)``, a list of these, all of which must hold,
+or a list of such lists, one of which must hold. For other conditions there are expressions of pyarrow and polars.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dboost.errors import ParameterError
+from dboost.errors import ParameterError, reason
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -46,7 +48,7 @@ class _Token(NamedTuple):
     text: str
 
 
-def filter_of(text: str) -> Any:
+def expression_of_text(text: str) -> Any:
     """Return an expression of pyarrow.
 
     Raises
@@ -56,18 +58,44 @@ def filter_of(text: str) -> Any:
 
     Examples
     --------
-    >>> str(filter_of("age >= 18 and town == 'Ulm'"))
+    >>> str(expression_of_text("age >= 18 and town == 'Ulm'"))
     '((age >= 18) and (town == "Ulm"))'
     """
     tokens = _tokens(text)
     comparisons = [_comparison(tokens, text)]
     for token in tokens:
         if token.text.lower() == "or":
-            raise _error(text, "'or' is not known here: give the expression in Python, as filter= of dboost.fit")
+            raise _error(text, "a text has no 'or': in Python, filter= also takes expressions of pyarrow and polars")
         if token.text.lower() != "and":
             raise _error(text, f"there is {token.text!r} after a comparison; {_FORM}")
         comparisons.append(_comparison(tokens, text))
     return reduce(and_, comparisons)
+
+
+def expression_of_tuples(filters: Any) -> Any:
+    """Return an expression of pyarrow.
+
+    Raises
+    ------
+    ParameterError
+        For other lists than those of tuples.
+
+    Examples
+    --------
+    >>> str(expression_of_tuples([("age", ">=", 18), ("town", "in", ["Ulm", "Bonn"])]))
+    '((age >= 18) and is_in(town, {value_set=string:["Ulm", "Bonn"], null_matching_behavior=MATCH}))'
+    """
+    from pyarrow.parquet import filters_to_expression
+
+    try:
+        return filters_to_expression([filters] if _is_comparison(filters) else filters)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        form = "[('age', '>=', 18), ('town', 'in', ['Ulm', 'Bonn'])]"
+        raise ParameterError(f"filter {filters!r:.80}: {reason(error)}; it is a list of tuples, such as {form}") from error
+
+
+def _is_comparison(filters: Any) -> bool:
+    return isinstance(filters, tuple) and len(filters) == 3 and isinstance(filters[0], str)
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -146,4 +174,4 @@ def _text_of(token: _Token | None) -> str:
 
 
 def _error(text: str, problem: str) -> ParameterError:
-    return ParameterError(f"--filter {text!r}: {problem}")
+    return ParameterError(f"filter {text!r}: {problem}")
