@@ -101,8 +101,8 @@ def names_on_pages() -> Iterator[tuple[str, str, str]]:
     for _, cells in PARAMETERS:
         for cell in cells[1:4]:
             yield from ((name, cells[0], "parameters") for name in re.findall(r"`(\w+)`", cell))
-    for page in ("xgboost_dask", "lightgbm_dask", "scikit_learn"):
-        for _, cells in tables(f"../migration/{page}.md", page.partition("_dask")[0].replace("_", "-")):
+    for page in ("xgboost", "lightgbm", "catboost", "scikit_learn"):
+        for _, cells in tables(f"../migration/{page}.md", page.replace("_", "-")):
             names = re.findall(r"`(?:predict\()?(\w+)", cells[0])
             yield from ((name, " ".join(cells[1:]), page) for name in names)
 
@@ -294,7 +294,7 @@ def test_messages_on_the_page_of_troubleshooting_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "column"), [("xgboost_dask.md", 1), ("lightgbm_dask.md", 2), ("scikit_learn.md", 3)], ids=lambda one: str(one)
+    ("page", "column"), [("xgboost.md", 1), ("lightgbm.md", 2), ("scikit_learn.md", 3)], ids=lambda one: str(one)
 )
 def test_differing_defaults_are_in_the_first_lines_of_a_migration_page(page: str, column: int) -> None:
     first_lines = (ROOT / "docs" / "migration" / page).read_text(encoding="utf-8").split("```python")[0]
