@@ -87,7 +87,7 @@ def test_rows_that_an_estimator_holds_out_keep_their_offsets() -> None:
 def test_what_is_refused(booster: dboost.Booster) -> None:
     with pytest.raises(DataError, match=r"offset has the shape \(3,\), but there are 800 rows"):
         booster.predict(FRAME, offset=[1.0, 2.0, 3.0])
-    with pytest.raises(DataError, match="offset 'exposure' is missing or infinite in 1 rows, first in row 5"):
+    with pytest.raises(DataError, match="offset 'exposure' is missing or infinite in 1 row, first in row 5"):
         booster.predict(FRAME.assign(exposure=FRAME.exposure.where(FRAME.index != 5)), offset="exposure")
     with pytest.raises(DataError, match="nothing"):
         booster.predict(FRAME, offset="nothing")
@@ -317,6 +317,24 @@ def test_the_command_takes_offsets(booster: dboost.Booster, tmp_path: Path, caps
     values = [row["value"] for row in json.loads(capsys.readouterr().out)["dependence"]]
     np.testing.assert_allclose(values, booster.partial_dependence(FRAME, "a", grid=20, offset="exposure")["value"])
     assert main(["inspect", model, "--dependence", "a", "--offset", "exposure"]) == 2
+
+
+@pytest.mark.parametrize("command", ["predict", "train"])
+@pytest.mark.parametrize("offset", [np.nan, np.inf, "much", None], ids=["missing", "infinite", "text", "no column"])
+def test_a_command_with_bad_offsets_ends_with_2(
+    command: str, offset: Any, booster: dboost.Booster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, rows = str(tmp_path / "model.json"), str(tmp_path / "rows.csv")
+    output = tmp_path / ("out.csv" if command == "predict" else "out.json")
+    booster.save(model)
+    frame = FRAME.astype({"exposure": object})
+    frame.loc[3, "exposure"] = offset
+    (frame.drop(columns="exposure") if offset is None else frame).to_csv(rows, index=False)
+    options = ["--target", "claims", "--set", "loss=poisson", "--set", "offset=exposure", "--quiet"]
+    with_offset = [model, rows, "--offset", "exposure"] if command == "predict" else [rows, *options]
+    assert main([command, *with_offset, "--output", str(output)]) == 2
+    assert re.search(r"offset|exposure", capsys.readouterr().err.replace(str(tmp_path), ""))
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(

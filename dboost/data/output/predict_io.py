@@ -22,6 +22,7 @@ from dboost.data.kinds.table_kinds import as_frame, is_path, is_source, is_strea
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
 from dboost.data.sources import Stream
 from dboost.data.sources.row_filter import RowFilter
+from dboost.display import counted
 from dboost.errors import DataError, InputTypeError, warn
 from dboost.schema import Feature
 
@@ -202,5 +203,5 @@ def _split(function: Callable[..., np.ndarray], name: str, block: np.ndarray) ->
 def _finite(values: np.ndarray, subject: str) -> np.ndarray:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise DataError(f"{subject} is missing or infinite in {len(wrong)} rows, first in row {wrong[0]}")
+        raise DataError(f"{subject} is missing or infinite in {counted(len(wrong), 'row')}, first in row {wrong[0]}")
     return values
