@@ -1,14 +1,15 @@
-"""The README's Python code runs unchanged, also when it is pasted line by line into an interactive Python."""
+"""The README: its Python code runs, also pasted line by line into an interactive Python, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import code
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.installed import PYTHON_BLOCKS
+from tests.helpers.installed import PYTHON_BLOCKS, README, ROOT
 
 
 class Console(code.InteractiveConsole):
@@ -31,3 +32,12 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
             console.push(line)
     assert capsys.readouterr().out.strip(), "the examples print something"
     assert {"again", "on_cluster"} <= console.locals.keys()
+
+
+def test_links_of_the_readme_lead_to_files_and_headings() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", README)
+    assert len(links) > 20
+    for path, _, anchor in (link.partition("#") for link in links):
+        assert (ROOT / path).is_file(), path
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], f"{path}#{anchor}"
