@@ -28,6 +28,7 @@ extensions = [
     "sphinx_design",
     "mathml",
     "gallery",
+    "dark_figures",
     "redirects",
     "printed",
     "parameter_table",

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_ext"))
 
+import dark_figures  # noqa: E402
 import printed  # noqa: E402
 from api_tables import members  # noqa: E402
 from headline import cell, headlines  # noqa: E402
@@ -395,3 +396,13 @@ def loads_from_elsewhere(html: str) -> list[str]:
     found = re.findall(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=\"((?:https?:)?//[^\"]+)", html)
     found += re.findall(r"<link\b[^>]*\bhref=\"((?:https?:)?//[^\"]+)", html)
     return found + re.findall(r"@import[^;]*//[^;]+|url\([\"']?(?:https?:)?//[^)]+", html)
+
+
+def test_figures_in_dark_color_schemes_have_no_light_colors() -> None:
+    colors = dark_figures.dark_colors()
+    assert {"#000000", "#1b1f24", "#0072b2", "#d55e00"} <= colors.keys()
+    for path in sorted((DOCS / "pictures").glob("*.svg")):
+        if not path.name.startswith(dark_figures.ALIKE):
+            dark = dark_figures.darkened(path.read_text(encoding="utf-8"), colors)
+            assert not [color for color in colors if color in dark.lower()], path.name
+            assert "text { fill: #" in dark and 'style="fill: #ffffff"' not in dark

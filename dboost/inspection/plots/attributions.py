@@ -102,7 +102,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         if mesh is not None:
             bar = canvas.colorbar(mesh, ax, ticks=[0, 1], pad=0.01, aspect=35, shrink=0.8)
             bar.ax.set_yticklabels(["low", "high"])
-            bar.set_label("value of the feature", fontsize=8, labelpad=-8)
+            bar.set_label("value of the feature" if room.sum() > 6 else "value", fontsize=8, labelpad=-8)
             bar.solids.set_alpha(1)
         if is_categorical.any():
             ax.figure.draw_without_rendering()  # lays the axes out: the names of a line share its width
@@ -266,13 +266,12 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
     block = sample(X, ensemble, MAX_POINTS)[1].block
     shapley = _attributions(ensemble, block, output, background)
     values, x, feature = shapley.values[:, j], block[:, j], ensemble.features[j]
+    dots: dict[str, Any] = {"color": BLUE, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.45}
     with canvas.style():
         present = ~np.isnan(x)
         if feature.categories is None:
             ax = canvas.axes_for(ax)
-            ax.plot(
-                x[present], values[present], "o", color=BLUE, markersize=2.4, markeredgewidth=0, alpha=0.45, rasterized=True
-            )
+            ax.plot(x[present], values[present], "o", **dots)
             ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
             if not present.all():
                 mean = values[~present].mean()
@@ -286,16 +285,7 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
             ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(codes)))
             for line, code in enumerate(codes):
                 level_values = values[x == code]
-                ax.plot(
-                    level_values,
-                    line + _spread(level_values),
-                    "o",
-                    color=BLUE,
-                    markersize=2.4,
-                    markeredgewidth=0,
-                    alpha=0.45,
-                    rasterized=True,
-                )
+                ax.plot(level_values, line + _spread(level_values), "o", **dots)
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.categories[code]) for code in codes])
             ax.set(xlabel=f"effect on the {shapley.unit}", ylabel=canvas.short(feature.name, 40))

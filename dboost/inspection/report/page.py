@@ -481,7 +481,7 @@ def _details(context: ReportContext) -> dict[str, Any]:
 
 
 #: Colors of the plots and the variables of the page's style sheet that replace them.
-_VARIABLES = {
+VARIABLES = {
     canvas.INK: "--ink", canvas.GREY: "--grey", canvas.FAINT: "--faint", "#ffffff": "--paper", canvas.BLUE: "--blue",
     canvas.VERMILION: "--vermilion", canvas.GREEN: "--green", canvas.PURPLE: "--purple", canvas.ORANGE: "--orange",
     canvas.SKY: "--sky",
@@ -527,7 +527,7 @@ def embed(drawn: Any, *, wide: bool = False) -> Figure:
 
 def _adapted(tag: str, prefix: str) -> str:
     """A tag with the page's color variables, its ids and references prefixed."""
-    for color, variable in _VARIABLES.items():
+    for color, variable in VARIABLES.items():
         tag = tag.replace(f": {color}", f": var({variable})")
     tag = re.sub(r'\bid="', f'id="{prefix}', tag)
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", tag)
