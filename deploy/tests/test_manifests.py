@@ -27,21 +27,23 @@ from dboost.cli.arguments import ELSEWHERE, gather, keywords, parse
 from dboost.cli.gate import parse_gate
 from deploy.tests.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
 
+SERVE = FOLDER.parent / "service" / "serve.py"
 PLAIN = [
     "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "shared/disruption.yaml", "base/scheduler.yaml",
     "base/workers.yaml", "base/train.yaml", "overlays/nightly/nightly.yaml",
 ]  # fmt: skip
+SERVICE = ["components/service/service.yaml", "components/service/network.yaml"]
 OPERATOR = ["operator/cluster.yaml", "operator/autoscaler.yaml", "operator/job.yaml", "operator/network.yaml"]
 #: Resources that only some overlays have.
 OPTIONAL = ["overlays/laptop/volume.yaml", "components/metadata-server/network.yaml"]
 #: Resources whose schemas the validator does not have.
 CERT_MANAGER = ["components/tls-cert-manager/certificates.yaml"]
-COMPONENTS = ("components/tls", "components/tls-cert-manager", "components/metadata-server", "components/gate")
+COMPONENTS = tuple(f"components/{name}" for name in ("tls", "tls-cert-manager", "metadata-server", "gate", "service"))
 CLIENTS = [("base/train.yaml", "Job"), ("overlays/nightly/nightly.yaml", "CronJob"), ("operator/job.yaml", "DaskJob")]
 
 
 def every_pod() -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
-    for name in (*PLAIN, *OPERATOR):
+    for name in (*PLAIN, *SERVICE, *OPERATOR):
         for manifest in read(name):
             for labels, spec in pods(manifest):
                 yield name, labels, spec
@@ -51,7 +53,7 @@ PODS = [pytest.param(labels, spec, id=f"{name} {spec['containers'][0]['name']}")
 
 
 @pytest.mark.fast_cells(7)
-@pytest.mark.parametrize("name", [*PLAIN, *OPTIONAL, *OPERATOR])
+@pytest.mark.parametrize("name", [*PLAIN, *OPTIONAL, *SERVICE, *OPERATOR])
 def test_files_are_valid(name: str) -> None:
     for manifest in read(name):
         validate(manifest)
@@ -79,7 +81,7 @@ def test_every_file_is_looked_at() -> None:
     patches |= {f"components/gate/{name}.yaml" for name in ("places", "args")}
     patches |= {"overlays/spot/workers.yaml", *(f"components/tls/{name}.yaml" for name in ("places", "pods", "cron"))}
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
-    assert there == {*PLAIN, *OPTIONAL, *OPERATOR, *CERT_MANAGER} | patches
+    assert there == {*PLAIN, *OPTIONAL, *SERVICE, *OPERATOR, *CERT_MANAGER} | patches
     assert {str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml")} == {
         *BUILT,
         *COMPONENTS,
@@ -107,7 +109,7 @@ def test_the_commands_of_the_guide_name_what_is_there() -> None:
 
 def test_the_readme_says_which_file_to_start_from() -> None:
     text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    places = re.findall(r"`((?:docker|kubernetes|docs)/[^`]*)`", text)
+    places = re.findall(r"`((?:docker|kubernetes|service|docs)/[^`]*)`", text)
     for place in places:
         assert (FOLDER.parent / place).exists() or (FOLDER.parent.parent / place).exists(), place
     assert {f"kubernetes/{folder}" for folder in BUILT} <= set(places)
@@ -355,6 +357,30 @@ def test_the_gate_is_an_addition_to_the_nightly_job_alone(tmp_path: Path) -> Non
     assert [one for one in manifests if one["kind"] not in ("CronJob", "ConfigMap")] == [
         one for one in built("overlays/nightly") if one["kind"] not in ("CronJob", "ConfigMap")
     ]
+
+
+def test_the_service_is_reached_by_all_pods_and_reaches_the_model(tmp_path: Path) -> None:
+    """Beside the nightly job, whose model it serves."""
+    manifests = overlay(tmp_path, "overlays/nightly", components=["service"])
+    for manifest in manifests:
+        validate(manifest)
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/name"] == "dboost"
+    service, deployment = the("Service", manifests, "dboost-service"), the("Deployment", manifests, "dboost-service")
+    policy, general = the("NetworkPolicy", manifests, "dboost-service"), the("NetworkPolicy", read("shared/network.yaml"))
+    ((labels, spec),) = pods(deployment)
+    (container,) = spec["containers"]
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= labels.items() and selector["app.kubernetes.io/component"] == "service"
+    assert general["spec"]["podSelector"]["matchLabels"].items() <= labels.items(), "of which it has what leaves the pod"
+    (port,), (published,), (rule,) = container["ports"], service["spec"]["ports"], policy["spec"]["ingress"]
+    assert published["targetPort"] == port["name"] and rule["ports"] == [{"port": port["containerPort"]}]
+    assert container["image"] == "dboost:0.1.0"
+    words = container["args"]
+    assert Path(words[1]).name == SERVE.name and words[2] == "$(DBOOST_MODEL)"
+    assert words[words.index("--port") + 1] == str(port["containerPort"])
+    assert int(words[words.index("--drain") + 1]) < spec["terminationGracePeriodSeconds"] - 10
+    options = {word for word in words if word.startswith("--")}
+    assert options <= set(re.findall(r'add_argument\("(--[a-z-]+)"', SERVE.read_text(encoding="utf-8")))
 
 
 def test_a_small_cluster_needs_nothing_else() -> None:
