@@ -32,6 +32,9 @@ from headline import cell, headlines  # noqa: E402
 from page_head import CARD, GUIDE  # noqa: E402
 from printed import BLOCK  # noqa: E402
 
+with contextlib.suppress(ImportError):
+    import optuna  # noqa: F401  (keeps the frames that import it first, as errors of libraries that it does not find)
+
 #: Pages whose code takes longer than a few seconds: it starts clusters of processes, imports large libraries, or grows forests.
 SLOW = {
     "guide/clusters.md",
