@@ -271,10 +271,7 @@ def fit(
     if refit:
         source = source.for_two_fits()
     fitted = source.fit(request)
-    booster = trained(refitted(source.fit, request, fitted) if refit else fitted, request.parameters, model, source.data)
-    named = source.roles.get("target")
-    booster.target_name = named if isinstance(named, str) else None
-    return booster
+    return trained(refitted(source.fit, request, fitted) if refit else fitted, request.parameters, model, source.data)
 
 
 @short_traceback

@@ -118,9 +118,6 @@ class Booster:
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
         self._record()
-        #: Name of the target's column that the fit was given; None for other targets, and for models that were loaded: their
-        #: files do not contain it.
-        self.target_name: str | None = None
         self._trained_on: Callable[[], Any] = _nothing
 
     def _record(
@@ -186,6 +183,11 @@ class Booster:
     def n_features_in_(self) -> int:
         """Number of features."""
         return len(self.ensemble.features)
+
+    @property
+    def target_name(self) -> str | None:
+        """Name of the column that the model was trained to predict; None if the fit was given values, or several columns."""
+        return self.ensemble.target_name
 
     @property
     def classes_(self) -> np.ndarray | None:
@@ -429,7 +431,7 @@ class Booster:
         ----------
         data, target, sample_weight, offset
             As in `dboost.fit`, with the model's columns. Default of the target: the column of this name that the model was
-            trained on, if it has not been loaded (`target_name`). A `dboost.Dataset` has its own target, weights and offsets;
+            trained on (`target_name`). A `dboost.Dataset` has its own target, weights and offsets;
             the thresholds of the model must be edges of its bins.
         coverage : float, default 0.9
             Between 0 and 1, both excluded.

@@ -94,6 +94,9 @@ class Ensemble:
     calibration: Calibration | None = None
     #: Whether the values of the trees are averaged, as in a random forest, not added up.
     averages: bool = False
+    #: Name of the target's column; None if values were given. The file has it, but it is no part of the model, which has the
+    #: same digest whether its target was named or given.
+    target_name: str | None = None
 
     @property
     def n_outputs(self) -> int:
@@ -321,9 +324,9 @@ def without_scores(source: dict[str, Any]) -> dict[str, Any]:
 def without_counts(model: Ensemble) -> Ensemble:
     """Return the model without values and counts of its training rows; `dboost.fit` documents it as ``keep_summary=False``.
 
-    Its predictions are the same. The split candidates, the summaries, the numbers of rows and the sums of Hessians are removed,
-    and the categories that no split distinguishes from unknown ones: those that no split lists, of features without a
-    categorical split that sends missing values left (such a split sends its unlisted categories right).
+    Its predictions are the same. The split candidates, the summaries, the numbers of rows, the sums of Hessians and the name of
+    the target are removed, and the categories that no split distinguishes from unknown ones: those that no split lists, of
+    features without a categorical split that sends missing values left (such a split sends its unlisted categories right).
     """
     used: dict[int, set[int]] = {}
     for tree in model.trees:
@@ -348,7 +351,8 @@ def without_counts(model: Ensemble) -> Ensemble:
 
     hidden = {"rows": None, "data_digest": None}
     sources = tuple({k: v for k, v in source.items() if k != "summary"} | hidden for source in model.sources)
-    return replace(model, features=tuple(features), trees=tuple(map(without, model.trees)), edges=(), sources=sources)
+    trees = tuple(map(without, model.trees))
+    return replace(model, features=tuple(features), trees=trees, edges=(), sources=sources, target_name=None)
 
 
 def drop_source(model: Ensemble, key: int | str) -> Ensemble:

@@ -19,6 +19,9 @@ A file has one feature, parameter, metric or tree per line::
      ]
     }
 
+The line of ``sha256`` follows one with the name of the target's column, ``"target": {"name": "y", "sha256": "…"}``, if the fit
+was given a name. It has a digest of its own, so that the model has the same one however its target was given.
+
 Numbers have the digits that reproduce their bits; NaN is null, infinities are strings ("Infinity", "-Infinity"). A file does
 not depend on the time, the machine or the number of threads, so its digest identifies the model.
 
@@ -33,6 +36,7 @@ wrote it, and a wrong index would make the prediction kernels read out of bounds
 **The compact form** has the content of the JSON form, with the trees as compressed arrays::
 
     dboost arrays, version 1
+    {"name": "y", "sha256": "…"}                                    of the target's column, if it has a name
     <digest of all that follows this line>
     <zlib: length of the header (8 bytes), header, arrays>
 
@@ -93,7 +97,8 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         Naming the invalid value.
     """
     defaults = {"width": 1, "averages": False, "calibration": None}
-    entries = _mapping(defaults | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__)
+    names = [name for name in Ensemble.__dataclass_fields__ if name != "target_name"]
+    entries = _mapping(defaults | _mapping(content, "the content"), "the content", names)
     _check_texts({name: value for name, value in entries.items() if name not in ("edges", "trees")})
     features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
@@ -512,12 +517,18 @@ def _tree(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
 VERSION = 3
 
 _MAGIC = b"dboost arrays, version "
-#: The lines before the digest and the line with it, in JSON and in the compact form.
+#: The lines before the digest, that of the target if there is one, and that of the digest, in JSON and in the compact form.
+_TARGET = rb'\{"name": (".*"), "sha256": "([0-9a-f]{64})"\}'
 _JSON_LINES = (
     re.compile(rb'\{\n "format": "dboost",\n "version": ([1-9][0-9]{0,8}),\n'),
+    re.compile(rb' "target": ' + _TARGET + rb",\n"),
     re.compile(rb' "sha256": "([0-9a-f]{64})",\n'),
 )
-_COMPACT_LINES = (re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n"), re.compile(rb"([0-9a-f]{64})\n"))
+_COMPACT_LINES = (
+    re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n"),
+    re.compile(_TARGET + rb"\n"),
+    re.compile(rb"([0-9a-f]{64})\n"),
+)
 
 
 def dumps(ensemble: Ensemble) -> bytes:
@@ -529,8 +540,11 @@ def dumps(ensemble: Ensemble) -> bytes:
         If a parameter has no JSON type.
     """
     content = _content(ensemble)
-    head = f'{{\n "format": "dboost",\n "version": {_version(ensemble)},\n "sha256": "{_sha256(content)}",\n'
-    return head.encode() + content
+    target = _target(ensemble)
+    head = b'{\n "format": "dboost",\n "version": %d,\n' % _version(ensemble) + (
+        b' "target": %b,\n' % target if target else b""
+    )
+    return head + b' "sha256": "%b",\n' % _sha256(content).encode() + content
 
 
 def digest(ensemble: Ensemble) -> str:
@@ -552,7 +566,7 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         except InvalidModel as error:
             raise ModelFileError(f"{name} is damaged or cut short: {error}") from error
     is_compact = data.startswith(_MAGIC)
-    version_pattern, digest_pattern = _COMPACT_LINES if is_compact else _JSON_LINES
+    version_pattern, target_pattern, digest_pattern = _COMPACT_LINES if is_compact else _JSON_LINES
     first_lines = version_pattern.match(data)
     if first_lines is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
@@ -560,7 +574,10 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         raise ModelFileError(
             f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
         )
-    digest_line = digest_pattern.match(data, first_lines.end())
+    target_line = target_pattern.match(data, first_lines.end())
+    if target_line is not None and _sha256(target_line[1]) != target_line[2].decode():
+        raise ModelFileError(f"{name} is damaged or was edited: the name of its target does not match its checksum")
+    digest_line = digest_pattern.match(data, (target_line or first_lines).end())
     if digest_line is None:
         raise ModelFileError(f"{name} is damaged or cut short: the line with its checksum cannot be read")
     content = data[digest_line.end() :]
@@ -569,7 +586,7 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     try:
         model = parse_ensemble(_unpack(content) if is_compact else parse_json(b"{" + content))
         _check(version == _version(model), f"it is a model of version {_version(model)}, written as version {version}")
-        return model
+        return model if target_line is None else replace(model, target_name=_parsed_target(target_line[1]))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
@@ -611,7 +628,9 @@ def dumps_compact(ensemble: Ensemble) -> bytes:
     content = zlib.compress(joined, 6)
     if len(joined) > _allowed(len(content)):
         content = zlib.compress(joined, 0)
-    return _MAGIC + f"{_version(ensemble)}\n{_sha256(content)}\n".encode() + content
+    target = _target(ensemble)
+    head = _MAGIC + b"%d\n" % _version(ensemble) + (b"%b\n" % target if target else b"")
+    return head + f"{_sha256(content)}\n".encode() + content
 
 
 def schema() -> dict[str, Any]:
@@ -654,6 +673,22 @@ def _version(ensemble: Ensemble) -> int:
     if ensemble.calibration is not None or ensemble.averages:
         return 3
     return 1 if ensemble.width == 1 else 2
+
+
+def _target(ensemble: Ensemble) -> bytes:
+    """Return the name of the target with its digest, as JSON; nothing if it has no name."""
+    if ensemble.target_name is None:
+        return b""
+    name = _line(ensemble.target_name).encode("utf-8", "backslashreplace")
+    return b'{"name": %b, "sha256": "%b"}' % (name, _sha256(name).encode())
+
+
+def _parsed_target(text: bytes) -> str:
+    """Return the name of the target in its JSON."""
+    try:
+        return str(parse_json(text))  # it is in quotes
+    except ValueError as error:
+        raise InvalidModel(f"the name of the target: {error}") from error
 
 
 def _sha256(content: bytes) -> str:

@@ -135,7 +135,7 @@ class FitPlan:
     @cached_property
     def empty(self) -> Ensemble:
         """The ensemble without trees."""
-        target = self.target
+        target, target_name = self.target, self.request.roles.get("target")
         return Ensemble(
             features=self.binning.features,
             named=self.named,
@@ -148,6 +148,7 @@ class FitPlan:
             parameters=self.parameters.to_dict(),
             width=self.shard_spec.width,
             averages=self.parameters.is_forest,
+            target_name=target_name if isinstance(target_name, str) else None,
         )
 
     @cached_property

@@ -60,9 +60,10 @@ def cut(frame: pd.DataFrame, at: Sequence[int]) -> dd.DataFrame:
 
 
 def saved(booster: Booster, *, named: bool | None = None) -> bytes:
-    """Return the bytes of the model's file; `named` overrides whether the columns had names."""
-    ensemble = booster.ensemble if named is None else replace(booster.ensemble, named=named)
-    return model_file.dumps(ensemble)
+    """Return the bytes of the model's file without the name of its target, which may be given by its values; `named` overrides
+    whether the columns had names."""
+    ensemble = replace(booster.ensemble, target_name=None)
+    return model_file.dumps(ensemble if named is None else replace(ensemble, named=named))
 
 
 def rare_class_rows(n_classes: int, seed: int, n: int = 60_000) -> tuple[np.ndarray, np.ndarray]:

@@ -64,9 +64,7 @@ def model(trained: dboost.Booster) -> dboost.Booster:
 
 def fresh(model: dboost.Booster) -> dboost.Booster:
     """A copy: `calibrate` changes the model that it is called for."""
-    found = copy(model)
-    found.target_name = model.target_name
-    return found
+    return copy(model)
 
 
 def naive(distances: np.ndarray, coverage: float) -> float:
@@ -306,9 +304,10 @@ def test_the_model_itself_gets_the_margin_and_knows_its_target(trained: dboost.B
     assert model.sha256 != before == trained.sha256 and trained.calibration is None
     assert len(model.predict_interval(TEST)) == len(TEST)
     again = pickle.loads(pickle.dumps(model))
-    assert again == model and again.target_name is None
+    assert again == model and again.target_name == "y"
+    assert again.calibrate(HELD_OUT).calibration == model.calibration
     with pytest.raises(InputTypeError, match="the target is missing"):
-        again.calibrate(HELD_OUT)
+        dboost.fit(TRAIN[FEATURES], TRAIN["y"], max_iter=1).calibrate(HELD_OUT)
 
 
 def test_models_that_predict_other_numbers_have_no_margins(model: dboost.Booster) -> None:

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def own() -> dict[str, Any]:
         classes, "y", loss="log_loss", max_iter=3, max_leaf_nodes=4, max_bins=6, eval_set=classes, early_stopping_rounds=3,
         source_name="first", arcbites={"n_bites": 2, "trees_per_visit": 2}, progress=False,
     )  # fmt: skip
-    return json.loads(b"{" + model_file.dumps(booster.ensemble).split(b"\n", 4)[4])
+    return json.loads(b"{" + model_file.dumps(replace(booster.ensemble, target_name=None)).split(b"\n", 4)[4])
 
 
 def in_json(entries: Any) -> bytes:

@@ -29,6 +29,8 @@ from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import BY_HAND, SMALL, random_ensemble, same
 
 FILES = Path(__file__).parents[1] / "files"
+#: Entries that only some models have.
+OPTIONAL = {"width", "calibration", "averages", "target"}
 Dumps = Callable[[Ensemble], bytes]
 
 
@@ -217,8 +219,8 @@ def test_the_schema_says_what_is_written() -> None:
     for ensemble in (SMALL, BY_HAND, random_ensemble(3, n_outputs=3), fitted.ensemble):
         content = json.loads(model_file.dumps(ensemble))
         validator.validate(content)
-        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width", "calibration", "averages"}
+        assert set(schema["required"]) == set(content) - {"target"} == set(schema["properties"]) - OPTIONAL
     for margins in (Calibration(0.9, 20, 1.5), Calibration(0.9, 20, 1.5, "town", ("Gent", "Mons"), (1.0, 2.0))):
-        validator.validate(json.loads(model_file.dumps(replace(SMALL, calibration=margins))))
+        validator.validate(json.loads(model_file.dumps(replace(SMALL, calibration=margins, target_name="y"))))
     for change in ({"version": 99}, {"more": 1}, {"baseline": []}, {"classes": [None]}, {"trees": [{}]}):
         assert not validator.is_valid(json.loads(model_file.dumps(BY_HAND)) | change), change
