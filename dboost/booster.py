@@ -26,7 +26,7 @@ from dboost.argument_types import Client, ColumnLike, Predictions, RowFilterLike
 from dboost.data import predict_through
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import is_dask, is_path, predictions_like
-from dboost.data.output.predict_io import filtered, offset_of_rows, offsets_of
+from dboost.data.output.predict_io import filtered, names_of_rows, offset_of_rows, offsets_of
 from dboost.dataset import Dataset
 from dboost.display import as_read
 from dboost.errors import InputTypeError, ParameterError, warn
@@ -1356,7 +1356,8 @@ class Booster:
             Rows, ideally held-out ones, for Shapley values, dependence and interactions (2000 of them, evenly spaced).
             Default: importance and dependence are computed from the trees alone.
         target : as in `dboost.fit`, optional
-            The rows' target, for metrics, calibration and lift, or residuals.
+            The rows' target, for metrics, curves of ROC, precision and recall, calibration and lift, or residuals. Default: the
+            column of this name that the model was trained on, if the data have it (`target_name`).
         sample_weight : name of a column, or one number per row of data in memory, optional
             Weights for metrics, calibration, lift, dependence and interactions.
         offset : as `sample_weight`, optional
@@ -1372,6 +1373,8 @@ class Booster:
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
+        if target is None and self.target_name is not None and data is not None and self.target_name in names_of_rows(data):
+            target = self.target_name
         page.write(self, path, data, target, row_functions.ScoringRoles(sample_weight, self._offset_of(data, offset)), card)
 
     # Exports.

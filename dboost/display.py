@@ -133,11 +133,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
-def cut(text: str, length: int = 24) -> str:
-    """Shorten a text in its middle: names that differ at their ends stay different."""
+def cut(text: str, length: int = 24, head: int | None = None) -> str:
+    """Shorten a text in its middle: names that differ at their ends stay different. head : length before the cut."""
     if len(text) <= length:
         return text
-    head = length // 2
+    head = length // 2 if head is None else head
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
 
 

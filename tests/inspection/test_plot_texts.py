@@ -171,6 +171,12 @@ def test_branches_of_trees_have_the_values_that_follow_them(values: list[Any], a
     assert answers <= {text.get_text() for text in ax.texts}
 
 
+def test_names_of_categories_that_differ_in_the_middle_stay_different() -> None:
+    ax = booster("plain").plot_partial_dependence(ROWS, "level")
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(set(labels)) == len(labels) == ROWS["level"].nunique()
+
+
 def test_means_of_categories_are_ticks_with_names() -> None:
     rows = pd.DataFrame({"town": list("cabd") * 60, "x": np.arange(240.0)})
     effect = rows["town"].map({"a": 20_000, "b": -30_000, "c": 0, "d": 70_000})

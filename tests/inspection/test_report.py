@@ -18,6 +18,7 @@ import dboost
 from dboost import Booster
 from dboost.display import as_read, numbers
 from dboost.errors import DataError, ModelFileError, ParameterError
+from dboost.inspection.plots import performance
 from dboost.inspection.report.page import MAX_LEAVES, Figure, ReportContext, page
 from dboost.inspection.row_functions import EvaluatedRows, ScoringRoles
 from tests.helpers.fits import FEATURES, cut, mixed_frame
@@ -331,3 +332,30 @@ def test_long_names_are_cut_in_their_middle() -> None:
     for name in names:
         assert f'title="{name}">the_average_of' in html and name[-10:] in html
         assert f">{name}<" not in html
+
+
+def test_the_target_that_the_rows_have_is_used(tmp_path: Path) -> None:
+    for path, rows in ((tmp_path / "with.html", FRAME), (tmp_path / "without.html", FRAME.drop(columns="late"))):
+        booster("late").report(path, rows)
+    curves = ("ROC curve of 1", "Precision and recall of 1", "Calibration", "Lift")
+    texts = [(tmp_path / name).read_text(encoding="utf-8") for name in ("with.html", "without.html")]
+    assert [[curve in text for curve in curves] for text in texts] == [[True] * 4, [False] * 4]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_curves_have_the_areas_of_scikit_learn(weighted: bool) -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    rng = np.random.default_rng(0)
+    model, rows = booster("grade"), FRAME.assign(w=rng.integers(0, 3, len(FRAME)).astype(np.float64))
+    evaluated = EvaluatedRows(model.ensemble, rows, "grade", "w" if weighted else None)
+    probability = model.predict_proba(rows)
+    names = ["high", "low"]
+    for draw, score in ((performance.draw_roc, roc_auc_score), (performance.draw_precision_recall, average_precision_score)):
+        legend = draw(evaluated, names, None).get_legend().get_texts()
+        expected = [
+            score(rows["grade"] == name, probability[name].round(12), sample_weight=rows["w"] if weighted else None)
+            for name in names
+        ]
+        shown = [text.get_text() for text in legend]
+        assert shown == [f"{name}: {text}" for name, text in zip(names, numbers(expected), strict=True)]

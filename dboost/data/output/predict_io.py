@@ -120,7 +120,7 @@ def offset_of_rows(data: Any, offset: Any, remembered: str | None) -> Any:
         return None
     if offset is not None or remembered is None or data is None:
         return offset
-    if remembered in _names_of(data):
+    if remembered in names_of_rows(data):
         return remembered
     warn_of_missing_offset(remembered)
     return None
@@ -134,7 +134,7 @@ def warn_of_missing_offset(name: str) -> None:
     )
 
 
-def _names_of(data: Any) -> Collection[str]:
+def names_of_rows(data: Any) -> Collection[str]:
     """Return the names of a table's columns; nothing for arrays."""
     names = names_of_table(data)
     if names is not None:

@@ -90,7 +90,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
                 dots = {"s": 7, "cmap": canvas.two_colors(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[~is_grey], at[~is_grey], c=rank[~is_grey], alpha=0.85, **dots)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-        ax.set_yticks(lines, [canvas.short(features[j].name) for j in order])
+        ax.set_yticks(lines, canvas.distinct(features[j].name for j in order))
         ax.set(xlabel=f"effect on the {shapley.unit} (Shapley value)", ylim=(-0.1, max(3.0, room.sum()) + 0.1))
         is_missing = np.isnan(block[:, order[~is_categorical]]).any()
         grey_dots = [text for text, is_drawn in (("missing", is_missing), ("categories", is_categorical.any())) if is_drawn]
@@ -287,8 +287,8 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
                 level_values = values[x == code]
                 ax.plot(level_values, line + _spread(level_values), "o", **dots)
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-            ax.set_yticks(np.arange(len(codes)), [canvas.short(feature.categories[code]) for code in codes])
-            ax.set(xlabel=f"effect on the {shapley.unit}", ylabel=canvas.short(feature.name, 40))
+            ax.set_yticks(np.arange(len(codes)), canvas.distinct(feature.categories[code] for code in codes))
+            ax.set_xlabel(f"effect on the {shapley.unit}")
             canvas.bars(ax)
         canvas.title(ax, f"Effect of {canvas.short(feature.name)} on {shapley.subject}")
     return ax

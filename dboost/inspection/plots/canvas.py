@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -263,6 +263,13 @@ def colour(i: int) -> dict[str, Any]:
 def short(text: Any, length: int = 24) -> str:
     """Return a name for a plot, cut to a length that fits beside a bar."""
     return plain(display.cut("missing" if text is None else str(text), length))
+
+
+def distinct(texts: Iterable[Any]) -> list[str]:
+    """Return names of one axis for a plot, cut as by `short`, or at another place if some would look the same."""
+    names = ["missing" if text is None else str(text) for text in texts]
+    ways = [[display.cut(name, head=head) for name in names] for head in (12, 16, 20, 8, 4, 23)]
+    return list(map(plain, max(ways, key=lambda cut: len(set(cut)))))
 
 
 def plain(text: str) -> str:

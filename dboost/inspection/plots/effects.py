@@ -52,7 +52,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
         elif len(shown):
             for i, value in enumerate(shown.to_numpy().tolist()):
                 canvas.note(ax, f"{value:z.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
-        ax.set_yticks(y, [canvas.short(name) for name in shown.index])
+        ax.set_yticks(y, canvas.distinct(shown.index))
         left = values.shape[0] - len(shown)
         more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
         canvas.title(ax, title.get(kind, f"Importance by {kind}") + more)
@@ -208,8 +208,8 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
             style = {"color": canvas.CYCLE[i % len(canvas.CYCLE)], "marker": markers[i % len(markers)]}
             ax.plot(values, y, linestyle="none", markersize=5, label=canvas.key(canvas.short(class_name)), **style)
             ax.axvline(centre, color=style["color"], linewidth=0.6, linestyle=(0, (1, 2)))
-    ax.set_yticks(y, [canvas.short(level) for level in levels])
-    ax.set(xlabel=label, ylabel=_label(name), ylim=(-0.6, max(2, len(levels)) - 0.4))
+    ax.set_yticks(y, canvas.distinct(levels))
+    ax.set(xlabel=label, ylim=(-0.6, max(2, len(levels)) - 0.4))  # the title has the name of the feature
     ax.margins(x=0.06)
     canvas.bars(ax)
     if len(groups) > 1 and legend:

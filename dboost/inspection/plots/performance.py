@@ -6,6 +6,7 @@ effective number of rows, the square of the sum of the weights over the sum of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,73 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
         canvas.title(ax, "Lift (grey: perfect order; dashes: none)")
         ax.grid()
     return ax
+
+
+def draw_roc(rows: EvaluatedRows, labels: Sequence[Any], ax: Any) -> Any:
+    """Draw the share of a class that is found over the share of other rows that is taken for it, a line for each class."""
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.6)
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+        areas = []
+        for i, label in enumerate(labels):
+            hits, others = _found(*rows.of_class(label)[:2], rows.weight)
+            hits, others = hits / (hits[-1] or 1.0), others / (others[-1] or 1.0)
+            areas.append(float(np.trapezoid(hits, others)))
+            keep = _few(others, hits)
+            ax.plot(others[keep], hits[keep], label=canvas.key(canvas.short(str(label))), **canvas.colour(i))
+        ax.set(xlabel="share of other rows", ylabel="share found", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+        _curve_title(ax, "ROC curve", "area under it", areas, labels)
+    return ax
+
+
+def draw_precision_recall(rows: EvaluatedRows, labels: Sequence[Any], ax: Any) -> Any:
+    """Draw the share of a class among the rows that are taken for it over the share of the class that is found."""
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.6)
+        precisions = []
+        for i, label in enumerate(labels):
+            hits, others = _found(*rows.of_class(label)[:2], rows.weight)
+            recall, precision = hits[1:] / (hits[-1] or 1.0), hits[1:] / (hits + others)[1:]
+            precisions.append(float(np.diff(recall, prepend=0.0) @ precision))
+            keep, style = _few(recall, precision), canvas.colour(i)
+            ax.axhline(hits[-1] / ((hits + others)[-1] or 1.0), color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+            ax.plot(recall[keep], precision[keep], label=canvas.key(canvas.short(str(label))), **style)
+        ax.set(xlabel="recall: share found", ylabel="precision: share that is right", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+        _curve_title(ax, "Precision and recall", "average precision", precisions, labels)
+    return ax
+
+
+def _found(is_class: np.ndarray, probability: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight of a class and of other rows among the most probable rows, for each distinct probability, from 0 on."""
+    weight = np.ones(len(is_class)) if weight is None else weight
+    is_weighed = weight > 0
+    is_class, probability, weight = is_class[is_weighed], probability[is_weighed], weight[is_weighed]
+    order = np.argsort(-probability, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(probability[order])), len(order) - 1)  # of rows of equal probability
+    sums = (np.cumsum((weight * rows)[order])[last] for rows in (is_class, ~is_class))
+    hits, others = (np.concatenate([[0.0], sum_]) for sum_ in sums)
+    return hits, others
+
+
+def _few(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return positions of at most some hundred points that show a curve of which x grows: evenly by x, and by position."""
+    by_x = np.searchsorted(x, np.linspace(x[0], x[-1], 250)).clip(max=len(x) - 1)
+    by_position = np.linspace(0, len(x) - 1, min(len(x), 250)).round().astype(np.int64)
+    return np.unique(np.concatenate([by_x, by_position]))
+
+
+def _curve_title(ax: Any, name: str, measure: str, values: list[float], labels: Sequence[Any]) -> None:
+    """Write the measure of a curve into the title, or of several curves into the legend; add the grid."""
+    texts = canvas.numbers(values)
+    if len(labels) > 1:
+        handles = ax.get_legend_handles_labels()[0]
+        ax.legend(
+            handles, [f"{canvas.short(str(label))}: {text}" for label, text in zip(labels, texts, strict=True)], loc="best"
+        )
+        canvas.title(ax, f"{name} (with the {measure})")
+    else:
+        canvas.title(ax, f"{name} of {canvas.short(str(labels[0]))} ({measure}: {texts[0]})")
+    ax.grid()
 
 
 def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:

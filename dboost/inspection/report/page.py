@@ -316,6 +316,12 @@ def _table(frame: pd.DataFrame, write: Callable[[Sequence[float]], list[str]] = 
     return ReportTable([str(name) for name in frame.columns], is_number, list(zip(*columns, strict=True)))
 
 
+def _halves(table: ReportTable) -> list[ReportTable]:
+    """Return a table of few columns as two, which stand side by side on a wide page."""
+    middle = -(-len(table.rows) // 2)
+    return [table._replace(rows=rows) for rows in (table.rows[:middle], table.rows[middle:]) if rows]
+
+
 def _setting(value: Any) -> str:
     """Format a parameter, whose digits matter."""
     return display.number(value) if isinstance(value, float) else shown(value)
@@ -369,13 +375,13 @@ def _training(context: ReportContext) -> dict[str, Any]:
     metrics = _metrics(context.ensemble)
     return {
         "facts": facts,
-        "figures": [embed(booster.plot_history())] if len(metrics) else [],
-        "metrics": _table(metrics, _each) if len(metrics) else None,
+        "figures": [embed(booster.plot_history())] if metrics else [],
+        "metrics": metrics,
     }
 
 
-def _metrics(ensemble: Ensemble) -> pd.DataFrame:
-    """First, kept and last value of each metric."""
+def _metrics(ensemble: Ensemble) -> ReportTable | None:
+    """First, kept and last value of each metric, or None without one."""
     kept = ensemble.best_iteration or ensemble.n_iterations
     rows = []
     for column, values in ensemble.metrics.items():
@@ -383,8 +389,8 @@ def _metrics(ensemble: Ensemble) -> pd.DataFrame:
         if known:
             three = np.array([known[0], values[min(kept, len(values)) - 1], values[-1]])
             name, (first, last_kept, last) = display.as_read(column, three, str(ensemble.loss["name"]))
-            rows.append({"metric": name.replace("_", " "), "first": first, "kept": last_kept, "last": last})
-    return pd.DataFrame(rows)
+            rows.append((name.replace("_", " "), *_alike([first, last_kept, last])))
+    return ReportTable(["metric", "first", "kept", "last"], [False, True, True, True], rows) if rows else None
 
 
 def _quality(context: ReportContext) -> dict[str, Any] | None:
@@ -397,7 +403,10 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         figures.append(embed(performance.draw_residuals(rows, context.target, None)))
     elif classes is not None:
         figures.append(embed(performance.draw_confusion(rows, None)))
-        for label in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
+        labels = classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]
+        figures.append(embed(performance.draw_roc(rows, labels, None)))
+        figures.append(embed(performance.draw_precision_recall(rows, labels, None)))
+        for label in labels:
             figures.append(embed(performance.draw_calibration(rows, label, 10, None)))
             figures.append(embed(performance.draw_lift(rows, label, None)))
     metrics = pd.DataFrame([{"metric": name.replace("_", " "), "value": value} for name, value in rows.metrics().items()])
@@ -444,7 +453,7 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
     if rows is not None and context.has_counts and len(context.important) > 1:
         pairs = booster.interaction_strength(rows, context.important[:N_INTERACTION], max_rows=300)
         strongest = pairs.iloc[0]
-        content["pairs"] = _table(pairs.head(8).rename(columns={"feature_1": "feature", "feature_2": "and", "h": "H"}))
+        content["pairs"] = _halves(_table(pairs.head(8).rename(columns={"feature_1": "feature", "feature_2": "and", "h": "H"})))
         content["pair_figures"] = []
         if strongest["h"] >= NOTABLE_INTERACTION:
             pair = [strongest["feature_1"], strongest["feature_2"]]
@@ -473,7 +482,7 @@ def _details(context: ReportContext) -> dict[str, Any]:
     features = features.assign(kind=kinds, splits=features["splits"].round().astype(int))
     sources = [{k: v for k, v in source.items() if not isinstance(v, dict)} for source in ensemble.sources]
     return {
-        "parameters": _table(parameters),
+        "parameters": _halves(_table(parameters)),
         "features": _table(features.reset_index()),
         "sources": _table(pd.DataFrame(sources), _each) if sources else None,
         "sha256": context.booster.sha256,
@@ -522,6 +531,8 @@ def embed(drawn: Any, *, wide: bool = False) -> Figure:
     svg = re.sub(r"<[^>]*>", lambda tag: _adapted(tag[0], prefix), svg)  # text between tags stays as it is
     head, rest = svg.split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head)
+    if wide:  # narrower pages scroll, so that its texts stay legible
+        head += f' style="min-width: {80 * axes[0].figure.get_figwidth():.0f}px"'
     return Figure(f'{head} role="img" aria-label="{escape(label)}">{rest.strip()}', wide)
 
 
