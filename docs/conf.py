@@ -57,6 +57,8 @@ html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
 html_js_files = ["copy.js", "search.js"]
 html_favicon = "_static/logo.svg"
+#: Without it the script of the theme reports an error in the console of the browser.
+html_context = {"default_mode": "auto"}
 #: Pages without siblings need no sidebar.
 html_sidebars: dict[str, list[str]] = {
     page: [] for page in ("index", "install", "quickstart", "gallery", "versioning", "changelog")

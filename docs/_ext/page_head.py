@@ -37,10 +37,11 @@ def card_texts(source: Path) -> dict[str, str]:
 
 
 def first_paragraph(page: nodes.Node) -> str:
-    """Return the first paragraph of a page that is a child of a section, shortened."""
-    for paragraph in page.findall(nodes.paragraph):
-        if isinstance(paragraph.parent, nodes.section) and len(paragraph.astext()) > 30:
-            return shortened(paragraph.astext())
+    """Return the first paragraph of a page, or of the description of a class if it has no other, shortened."""
+    for parent in (nodes.section, nodes.Element):
+        for paragraph in page.findall(nodes.paragraph):
+            if isinstance(paragraph.parent, parent) and len(paragraph.astext()) > 15:
+                return shortened(paragraph.astext())
     return ""
 
 

@@ -215,8 +215,12 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_documents_build_without_a_warning(html: Path) -> None:
     quick_start = (html / "quickstart.html").read_text(encoding="utf-8")
     assert re.search(r'class="printed[\s\S]*&lt;Booster: log_loss, 2 classes, 50 iterations, 30 features&gt;', quick_start)
+    assert 'data-default-mode="auto"' in quick_start, "otherwise the theme logs an error in the console"
     for page in html.rglob("*.html"):
-        assert loads_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
+        text = page.read_text(encoding="utf-8")
+        assert loads_from_elsewhere(text) == [], page
+        is_written = "bd-article" in text and page.stem not in ("search", "genindex", "py-modindex")
+        assert not is_written or len(re.findall(r'<meta name="description" content="[^"]{15,}', text)) == 1, page
 
 
 @pytest.mark.long
