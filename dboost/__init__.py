@@ -98,10 +98,12 @@ def __getattr__(name: str) -> Any:
     elif not name.startswith("_") and importlib.util.find_spec(f"dboost.{name}") is not None:
         value = importlib.import_module(f"dboost.{name}")
     else:
-        from dboost.params.peer_names import MODULE
+        if name.startswith("_"):
+            raise AttributeError(f"module 'dboost' has no attribute {name!r}", name=name)
+        from dboost.booster import Booster
+        from dboost.params.peer_names import unknown_in_module
 
-        hint = f": {MODULE[name]}" if name in MODULE else ""
-        raise AttributeError(f"module 'dboost' has no attribute {name!r}{hint}", name=name)
+        raise unknown_in_module(name, __all__, dir(Booster))
     globals()[name] = value
     return value
 

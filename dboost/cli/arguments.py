@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,10 +67,34 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         does = "show the log, too: what was decided, such as the loss, and where rows are"
         command.add_argument("-v", "--verbose", action="store_true", help=does)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    words = sys.argv[1:] if argv is None else argv
-    if words and words[0] == "tune":
-        parser.error("there is no command tune: call dboost.cv in the objective of a study of Optuna")
-    return parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        _check_options(parser, commands.choices, words[0], words[1:])
+    arguments, others = parser.parse_known_args(words)
+    if others:
+        _check_options(parser, commands.choices, words[0], [f"--{word}" for word in others if "=" in word])
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return arguments
+
+
+def _check_options(parser: Parser, commands: Mapping[str, argparse.ArgumentParser], name: str, words: Sequence[str]) -> None:
+    """Exit for a command or options that do not exist, with what to write instead. words : after the command."""
+    from dboost.cli.unknown_words import unknown_command, unknown_options
+
+    if name not in commands:
+        parser.error(unknown_command(name, list(commands)))
+    message = unknown_options(commands[name], words, partial(_settable, name))
+    if message is not None:
+        commands[name].error(message)
+
+
+def _settable(name: str) -> tuple[list[str], dict[str, str]] | None:
+    """Return the keywords that ``--set`` of a command takes, and why others cannot be set; None without ``--set``."""
+    function = {"train": "fit", "cv": "cv", "prepare": "prepare"}.get(name)
+    if function is None:
+        return None
+    elsewhere = getattr(importlib.import_module(f"dboost.cli.{name}_command"), "ELSEWHERE", ELSEWHERE)
+    return keywords(getattr(importlib.import_module("dboost"), function), elsewhere), elsewhere
 
 
 def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argparse.ArgumentParser:

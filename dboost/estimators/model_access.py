@@ -1,9 +1,16 @@
-"""What estimators have under the names of XGBoost, LightGBM and CatBoost: the model, its scores, its leaves and its file."""
+"""What estimators have of their model: scores, leaves and the file under the names of XGBoost, LightGBM and CatBoost, and the
+methods of the Booster that mean the same for an estimator.
+
+What a Booster returns as another Booster (`Booster.truncate`), or what an estimator has a parameter of that name for (`loss`),
+is an attribute of `booster_` only, and the error for the name says so.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -14,6 +21,24 @@ from dboost.params.peer_names import unknown_attribute
 from dboost.tracebacks import short_tracebacks
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_model(method: Callable[Concatenate[Booster, P], R]) -> Callable[Concatenate[ModelAccess, P], R]:
+    """Return a method of estimators that calls that of the model, with its signature and documentation."""
+
+    @wraps(method)
+    def call(self: ModelAccess, /, *args: P.args, **keywords: P.kwargs) -> R:
+        return method(self.get_booster(), *args, **keywords)
+
+    return call
+
+
+def _property_of_model(name: str) -> property:
+    """Return a property of estimators that is that of the model."""
+    return property(lambda self: getattr(self.get_booster(), name), doc=getattr(Booster, name).__doc__)
+
 
 @short_tracebacks
 @serves_peer_names
@@ -23,6 +48,47 @@ class ModelAccess:
     booster_: Booster
     #: Names of the evaluation sets of the last fit.
     _set_names: tuple[str, ...] = ()
+
+    # What the model can do, as of `Booster`.
+
+    save = _of_model(Booster.save)
+    predictor = _of_model(Booster.predictor)
+    decide = _of_model(Booster.decide)
+
+    importance = _of_model(Booster.importance)
+    shap_values = _of_model(Booster.shap_values)
+    partial_dependence = _of_model(Booster.partial_dependence)
+    additivity = _of_model(Booster.additivity)
+    interaction_strength = _of_model(Booster.interaction_strength)
+    drift = _of_model(Booster.drift)
+
+    plot_importance = _of_model(Booster.plot_importance)
+    plot_partial_dependence = _of_model(Booster.plot_partial_dependence)
+    plot_history = _of_model(Booster.plot_history)
+    plot_tree = _of_model(Booster.plot_tree)
+    plot_shap_summary = _of_model(Booster.plot_shap_summary)
+    plot_shap_dependence = _of_model(Booster.plot_shap_dependence)
+    plot_waterfall = _of_model(Booster.plot_waterfall)
+    plot_calibration = _of_model(Booster.plot_calibration)
+    plot_lift = _of_model(Booster.plot_lift)
+    plot_residuals = _of_model(Booster.plot_residuals)
+    plot_coverage = _of_model(Booster.plot_coverage)
+    report = _of_model(Booster.report)
+
+    to_frame = _of_model(Booster.to_frame)
+    to_matrix = _of_model(Booster.to_matrix)
+    to_onnx = _of_model(Booster.to_onnx)
+    to_treelite = _of_model(Booster.to_treelite)
+    to_xgboost_json = _of_model(Booster.to_xgboost_json)
+
+    history = _property_of_model("history")
+    sources = _property_of_model("sources")
+    sha256 = _property_of_model("sha256")
+    best_iteration = _property_of_model("best_iteration")
+    expected_value = _property_of_model("expected_value")
+    calibration = _property_of_model("calibration")
+
+    # What has another name or form than in `Booster`.
 
     def get_booster(self) -> Booster:
         """Return the model, `booster_`."""
@@ -134,4 +200,4 @@ class ModelAccess:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name)
+            raise unknown_attribute(self, name, model=Booster)

@@ -339,68 +339,188 @@ INTERVAL_HINTS = PREDICTION_HINTS | dict.fromkeys(
     ("iteration_range", *(name for name, hint in PREDICTION_HINTS.items() if "iteration_range" in hint)),
     "margins are those of all iterations: leave it out",
 )
-#: What to use in place of attributes and methods of other libraries' models.
+_STUDY = "call dboost.cv(data, target) in the objective of a study of Optuna"
+#: What to use in place of attributes and methods of other libraries' models, of shap, and of names that are likely. Calls are
+#: those of a model; estimators have them too, unless the sentence says otherwise.
 ATTRIBUTES = _by_name({
-    "call save(path)": "save_model model_to_string save_raw",
-    "call dboost.load(path)": "load_model model_from_string",
-    "see n_iter_": "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_ get_num_boosting_rounds",
-    "see the loss of the model (booster_.loss of an estimator)": "objective_",
-    "see classes_": "n_classes_ num_model_per_iteration",
-    "see best_iteration_": "best_iteration",
+    "call save(path)": "save_model model_to_string save_raw save_booster dump dumps write to_file to_json to_string serialize",
+    "call dboost.load(path)": "load_model model_from_string load load_booster from_file from_json",
+    "call to_onnx(path), to_xgboost_json(path) or to_treelite()":
+        "export export_model convert to_pmml to_coreml to_xgboost to_lightgbm to_onnx_model save_onnx export_onnx onnx",
+    "see n_iter_":
+        "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_ get_num_boosting_rounds n_trees ntrees "
+        "num_iterations n_iterations n_iter num_boost_round num_rounds",
+    "see the loss of the model (booster_.loss of an estimator)": "objective_ objective loss_ loss_function",
+    "see classes_": "n_classes_ num_model_per_iteration classes n_classes num_class class_names",
     "see client, the parameter of an estimator": "client_",
     "models of clusters are those of one process: the model itself predicts here": "to_local",
-    "models have no coefficients: call importance(kind), or shap_values(X)": "coef_ intercept_",
-    "models do not change, so they need no copies": "copy reset",
+    "models have no coefficients: call importance(kind), or shap_values(X)": "coef_ intercept_ coef intercept coefficients",
+    "models do not change, so they need no copies": "copy reset clone",
     "models do not change: call dboost.fit(data, target, …)":
-        "set_param load_config reset_parameter set_leaf_output shuffle_models boost add_valid set_train_data_name set_network "
-        "free_network free_dataset",
-    "call truncate(n_iterations)": "rollback_one_iter",
-    "see the frame history, or call predict and a metric": "eval eval_set eval_train eval_valid",
-    "see sources": "attr set_attr",
-    "see features": "feature_types get_categories",
+        "set_param set_params load_config reset_parameter set_leaf_output shuffle_models boost add_valid set_train_data_name "
+        "set_network free_network free_dataset",
+    "call truncate(n_iterations) of the model (booster_ of an estimator)": "rollback_one_iter shrink slice_trees prune",
+    "see the frame history, or call predict(X) and a metric":
+        "eval eval_set eval_train eval_valid evaluate eval_metrics get_test_eval test_score",
+    "see sources": "attr set_attr metadata meta info",
+    "see features of the model (booster_ of an estimator)": "feature_types get_categories categories cat_features",
     "see n_features_in_": "num_features num_feature n_features_ n_features",
-    "see feature_names_in_": "feature_name feature_name_ feature_names feature_names_ column_names_",
+    "see feature_names_in_": "feature_name feature_name_ feature_names feature_names_ column_names_ feature_names_in columns",
     "see best_iteration and the frame history":
         "best_ntree_limit best_score best_score_ best_iteration_ evals_result evals_result_ get_evals_result get_best_score "
         "get_best_iteration train_score_ validation_score_",
-    "call importance(kind)": "get_fscore get_score feature_importance get_feature_importance",
+    "see the frame history": "history_ evals results learning_curve loss_curve_ scores scores_ log train_losses train_loss",
+    "see feature_importances_": "feature_importance_",
+    "call importance(kind)":
+        "get_fscore get_score feature_importance get_feature_importance importances get_importance variable_importance varimp "
+        "explain_global gain",
+    "call importance('permutation', data, target)": "permutation_importance perm_importance",
+    "call shap_values(X)":
+        "explain shap shap_interaction_values get_shap_values explainer feature_contributions contributions explain_local "
+        "predict_contributions predict_contrib predict_contribs pred_contribs shapley_values treeshap",
+    "call partial_dependence(data, features)": "pdp ice get_partial_dependence dependence",
+    "call interaction_strength(data, features)": "interactions get_interactions h_statistic interaction_values",
+    "call plot_history()":
+        "plot_metric plot_metrics plot_loss plot_learning_curve plot_learning_curves plot_training plot_evals plot_eval "
+        "plot_evals_result plot_curve plot_score plot_scores plot_convergence plot",
+    "call plot_importance()":
+        "plot_feature_importance plot_feature_importances plot_importances plot_varimp plot_variable_importance plot_features",
+    "call plot_shap_summary(X)":
+        "plot_shap plot_summary plot_beeswarm plot_shap_values plot_shap_bar plot_shapley shap_plot shap_summary "
+        "shap_summary_plot summary_plot beeswarm",
+    "call plot_shap_dependence(X, feature)": "shap_dependence dependence_plot shap_scatter plot_shap_scatter plot_interaction",
+    "call plot_waterfall(X, row)":
+        "plot_shap_waterfall plot_force force_plot plot_decision waterfall waterfall_plot plot_prediction plot_explanation "
+        "explain_row explain_prediction plot_breakdown plot_contributions",
+    "call plot_partial_dependence(data, features)":
+        "plot_pdp plot_dependence plot_partial plot_ice plot_ale plot_pd pdp_plot plot_effects",
+    "call plot_tree(i), or to_frame()":
+        "to_dot to_graphviz create_tree_digraph plot_trees export_graphviz export_text print_tree get_tree trees tree_ "
+        "show_tree visualize plot_model",
+    "call report(path, data, target), or predict_proba(X) and a display of sklearn.metrics":
+        "plot_roc plot_roc_curve plot_auc roc_curve roc_auc plot_pr plot_pr_curve plot_precision_recall plot_confusion_matrix "
+        "plot_confusion confusion_matrix plot_det",
+    "call plot_calibration(data, target)": "plot_reliability calibration_curve plot_calibration_curve plot_reliability_curve",
+    "call plot_lift(data, target)": "plot_gain plot_gains plot_cumulative_gain plot_lift_curve plot_ks",
+    "call plot_residuals(data, target)":
+        "plot_residual plot_errors plot_prediction_error plot_predictions plot_actual_vs_predicted residuals",
+    "call drift(data)": "plot_drift data_drift detect_drift check_drift psi monitor",
+    "call report(path, data, target)": "summary explain_model to_html html dashboard save_report make_report describe profile",
     "call to_frame()":
         "trees_to_dataframe get_dump dump_model estimators_ get_tree_leaf_counts get_split_value_histogram get_leaf_output "
-        "lower_bound upper_bound",
-    "call predict_proba(X)": "predict_log_proba",
-    "call predict(X)": "inplace_predict",
+        "lower_bound upper_bound to_dataframe to_df to_pandas",
+    "call apply(X)": "predict_leaf predict_leaves leaf_index leaf_indices get_leaves calc_leaf_indexes pred_leaf decision_path",
+    "call predict_proba(X) of a classifier": "predict_log_proba predict_proba staged_predict_proba predict_probability",
+    "call predict(X)": "inplace_predict predict_one predict_raw_data predict_classes",
     "call predict(X) and a metric, such as those of sklearn.metrics": "score",
-    "call predict(X, raw_score=True)": "decision_function",
-    "the model itself is the Booster": "get_booster booster_",
-    "call refit_leaves(data, target)": "refit",
-    "call dboost.fit(data, target, start_from=model)": "fit update partial_fit",
-    "see ensemble.parameters": "get_params params get_all_params attributes save_config",
-    "call get_params()": "get_xgb_params",
+    "call predict(X, raw_score=True) of the model (booster_ of an estimator)":
+        "decision_function predict_raw raw_predict predict_margin raw_scores predict_raw_score",
+    "intervals and distributions are of numbers: call predict_proba(X)": "predict_interval predict_distribution calibrate",
+    "call calibrate(data, target), and then predict_interval(X)":
+        "predict_intervals interval prediction_interval conformal conformalize predict_quantiles predict_std predict_var",
+    "call staged_predict(X)": "predict_staged staged_predictions",
+    "a Booster is the model itself; see booster_ of an estimator": "get_booster booster_ booster",
+    "call refit_leaves(data, target)": "refit update_leaves",
+    "call dboost.fit(data, target, start_from=model)":
+        "fit train update partial_fit continue_training continue_fit fit_more resume warm_start",
+    "call dboost.cv(data, target)": "cv cross_validate cross_val_score",
+    _STUDY: "tune optimize grid_search randomized_search",
+    "see sources, which have parameters":
+        "get_params params get_all_params attributes save_config parameters parameters_ config",
+    "call get_params() of an estimator": "get_xgb_params",
 })  # fmt: skip
 
 
-#: What to use in place of functions and classes of other libraries.
+#: What to use in place of functions and classes of other libraries; `ATTRIBUTES` has methods of models.
 MODULE = _by_name({
-    "call dboost.fit(data, target)": "train",
-    "call dboost.cv(data, target)": "cross_validate cross_val_score",
+    "call dboost.fit(data, target)": "train fit_model train_model learn boost Trainer",
+    "call dboost.fit(data, target, client=client), with the client of a Dask cluster":
+        "dask distributed spark ray DaskClient train_distributed connect init shutdown",
+    "call dboost.cv(data, target)": "cross_validate cross_val_score CV cross_validation_score",
+    _STUDY: "tune tuner optimize GridSearchCV RandomizedSearchCV grid_search search hyperopt automl AutoML optuna",
+    "give callbacks dboost.integrations.optuna.PruningCallback(trial, metric)": "PruningCallback OptunaPruning",
+    "call dboost.integrations.mlflow.autolog()": "autolog mlflow log_model",
+    "use dboost.metrics.Metric": "Metric metric make_scorer custom_metric EvalMetric",
+    "use dboost.losses.Loss": "Loss loss Objective objective custom_loss CustomLoss",
     "give the table itself to dboost.fit, or dboost.prepare bins it once for many fits":
-        "DMatrix QuantileDMatrix ExtMemQuantileDMatrix DaskDMatrix DaskQuantileDMatrix Pool DataIter Sequence",
+        "DMatrix QuantileDMatrix ExtMemQuantileDMatrix DaskDMatrix DaskQuantileDMatrix Pool DataIter Sequence DataLoader "
+        "read_csv read_parquet load_data make_dataset from_pandas bin",
     "use DBoostClassifier":
         "XGBClassifier DaskXGBClassifier LGBMClassifier DaskLGBMClassifier CatBoostClassifier "
-        "HistGradientBoostingClassifier GradientBoostingClassifier DBClassifier DBoostingClassifier",
+        "HistGradientBoostingClassifier GradientBoostingClassifier DBClassifier DBoostingClassifier Classifier",
     "use DBoostRegressor":
         "XGBRegressor DaskXGBRegressor LGBMRegressor DaskLGBMRegressor CatBoostRegressor "
-        "HistGradientBoostingRegressor GradientBoostingRegressor DBRegressor DBoostingRegressor",
+        "HistGradientBoostingRegressor GradientBoostingRegressor DBRegressor DBoostingRegressor Regressor",
     "use DBoostClassifier(boosting='forest')": "XGBRFClassifier DaskXGBRFClassifier RandomForestClassifier",
     "use DBoostRegressor(boosting='forest')": "XGBRFRegressor DaskXGBRFRegressor RandomForestRegressor",
-    "use DBoostClassifier or DBoostRegressor": "XGBModel LGBMModel CatBoost",
-    "dboost has no losses for ranking": "XGBRanker LGBMRanker DaskXGBRanker DaskLGBMRanker CatBoostRanker DBoostRanker",
-    "call dboost.load(path)": "load_model",
-    "call predict of the model": "predict",
-    "call plot_importance(), plot_tree() or plot_history() of the model":
-        "plot_importance plot_tree to_graphviz create_tree_digraph plot_metric plot_split_value_histogram",
-    "give early_stopping_rounds or dboost.EarlyStopping": "early_stopping",
-    "give callbacks, functions of a dboost.Iteration": "callback log_evaluation record_evaluation reset_parameter",
+    "use DBoostClassifier or DBoostRegressor": "XGBModel LGBMModel CatBoost DBoost Model",
+    "dboost has no losses for ranking: use DBoostRegressor on the relevance, and sort the rows of a query by predict(X)":
+        "XGBRanker LGBMRanker DaskXGBRanker DaskLGBMRanker CatBoostRanker DBoostRanker",
+    "call dboost.load(path)": "load_model load_booster read_model open from_file",
+    "call save(path) of the model": "save_model dump save_booster pickle",
+    "call dboost.continue_on(chunks, target)": "update partial_fit incremental train_incremental continue_training online",
+    "call dboost.plan(rows, columns)": "estimate estimate_memory memory plan_memory size capacity",
+    "call dboost.from_xgboost(model)": "xgboost xgb import_xgboost convert import_model from_model",
+    "call dboost.from_lightgbm(model)": "lightgbm lgb import_lightgbm",
+    "give early_stopping_rounds, or early_stopping=dboost.EarlyStopping(rounds)": "early_stopping EarlyStoppingCallback",
+    "give callbacks, functions of a dboost.Iteration":
+        "callback callbacks log_evaluation record_evaluation reset_parameter TrainingCallback Callback EvaluationMonitor",
+    "give checkpoint=path to dboost.fit": "checkpoint TrainingCheckPoint Checkpoint",
+    "give learning_rate to dboost.fit a function of the iteration": "LearningRateScheduler learning_rate_schedule",
+    "give progress=False to dboost.fit, or set the level of logging.getLogger('dboost')":
+        "set_config config_context get_config set_verbosity set_log_level register_logger verbosity",
+    "see dboost.__version__": "build_info show_versions get_version VERSION",
+    "call predict(X) of the model": "predict predict_proba",
+})  # fmt: skip
+
+#: What to write in place of commands that do not exist.
+COMMANDS = _by_name({
+    "dboost train DATA --target COL": "fit learn boost training run build create",
+    "dboost train DATA --target COL --checkpoint FOLDER": "resume checkpoint",
+    "dboost train DATA --target COL --start-from MODEL": "update continue refit retrain partial_fit finetune",
+    "dboost predict MODEL DATA --output predictions.parquet": "pred score apply infer inference transform calc test",
+    "dboost predict MODEL DATA --output predictions.parquet --proba": "predict_proba proba",
+    "dboost predict MODEL DATA --output predictions.parquet --interval": "predict_interval interval",
+    "dboost inspect MODEL": "info show describe summary dump print model view",
+    "dboost inspect MODEL --json": "json dump_model",
+    "dboost inspect MODEL --importance": "importance feature_importance fstr plot_importance",
+    "dboost inspect MODEL --dependence COL": "dependence partial_dependence pdp",
+    "dboost inspect MODEL --drift DATA": "drift monitor psi",
+    "dboost inspect MODEL --html report.html --data DATA --target COL":
+        "report html evaluate eval plot explain shap metrics eval_metrics dashboard calibration",
+    "dboost prepare DATA --target COL --output FOLDER": "bin prep preprocess dataset make_dataset convert_data quantize",
+    "dboost cv DATA --target COL": "cross_validate crossval cross_val validate validation",
+    "dboost warmup": "warm_up compile",
+    "dboost demo": "example examples quickstart start tutorial",
+    "dboost --version": "version",
+    "dboost --help": "help",
+    "dboost cv DATA --target COL --set learning_rate=0.1": "tune optimize search hpo grid_search tuning automl",
+    "python -c \"import dboost; dboost.load('MODEL').to_onnx('model.onnx')\"": "export convert onnx to_onnx deploy serve",
+    "python -c \"import dboost; print(dboost.plan(1_000_000_000, 100))\"": "plan estimate size sizing memory",
+    "python -c \"import dboost; dboost.from_xgboost('model.json').save('MODEL')\"": "import from_xgboost from_lightgbm",
+})  # fmt: skip
+#: What options that do not exist are called, where a command has one of them. In capitals are arguments without an option.
+OPTIONS = _by_name({
+    "--output": "out outfile out_file out_path output_file output_path output_model model_out save save_to dest result o",
+    "--target": "label labels y target_column label_column target_col response dependent_variable t",
+    "DATA": "data input input_data input_file file infile in_file path train train_data training_data train_set x i d",
+    "--eval":
+        "valid valid_data valid_set validation validation_data validation_set val val_data test test_data test_set eval_set "
+        "eval_data evaluation",
+    "--start-from MODEL": "model model_file input_model model_in continue continue_from resume init warm_start base_model m",
+    "--workers": "n_workers num_workers nworkers processes",
+    "--scheduler": "cluster address client dask dask_scheduler scheduler_address",
+    "--quiet": "silent no_progress q",
+    "--verbose": "verbosity log log_level",
+    "--checkpoint": "checkpoint_dir checkpoint_path snapshot",
+    "--params": "config config_file params_file parameters conf",
+    "--folds": "nfold nfolds n_folds n_fold k cv n_splits kfold fold",
+    "--proba": "probability probabilities predict_proba prob",
+    "--id": "ids id_column id_col key index passthrough",
+    "--drop": "ignore ignore_column ignore_columns exclude drop_column drop_columns drop_cols",
+    "--html": "report html_report",
+    "--filter": "where query row_filter",
+    "--memory-limit": "memory max_memory ram",
 })  # fmt: skip
 
 
@@ -477,18 +597,44 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
 
 
-def unknown_attribute(owner: Any, name: str) -> AttributeError:
+def unknown_in_module(name: str, known: Collection[str], of_models: Collection[str]) -> AttributeError:
+    """Return the error for a name that the package does not have, with what to use.
+
+    known : the names that the package has; of_models : those that a model has.
+    """
+    message = f"module 'dboost' has no attribute {name!r}"
+    of_model = ATTRIBUTES.get(name, "")
+    if name in MODULE:
+        message += f": {MODULE[name]}"
+    elif name in of_models:
+        message += f": it is of a model, which dboost.fit and dboost.load return: booster.{name}"
+    elif of_model.startswith("call ") and "dboost." not in of_model:
+        message += f": {of_model} of a model"
+    elif near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+        message += f"; did you mean dboost.{near[0]}?"
+    return AttributeError(message, name=name)
+
+
+def unknown_attribute(owner: Any, name: str, model: type | None = None) -> AttributeError:
     """Return the error for an attribute that was not found: of a property, its own one; else with what to use.
 
-    owner : the model or estimator.
+    owner : the model or estimator; model : of an estimator, the class of `booster_`.
     """
     if hasattr(type(owner), name):
         try:
             object.__getattribute__(owner, name)
         except AttributeError as error:
             return error
-    hint = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in ATTRIBUTES:
+        message += f": {ATTRIBUTES[name]}"
+    elif not name.startswith("_") and not name.endswith("_"):  # scikit-learn asks for such names
+        if hasattr(model, name):
+            return AttributeError(f"{message}: it is of the model, booster_.{name}", name=name)
+        near = difflib.get_close_matches(name, [public for public in dir(owner) if not public.startswith("_")], n=1, cutoff=0.8)
+        if near:
+            return AttributeError(f"{message}; did you mean {near[0]}?")  # with the name, Python would ask the same
+    return AttributeError(message, name=name, obj=owner)
 
 
 def similar_losses(name: str, known: Collection[str]) -> list[str]:

@@ -227,10 +227,10 @@ def status_of(*arguments: str) -> int:
     ("arguments", "complaint"),
     [
         ((), "required: COMMAND"),
-        (("fly",), "invalid choice: 'fly'"),
-        (("tune", "x.csv"), "call dboost.cv in the objective of a study of Optuna"),
+        (("fly",), "there is no command fly; there are train, predict"),
+        (("tune", "x.csv"), "studies of Optuna call dboost.cv in Python"),
         (("train", "x.csv"), "--target is missing: x.csv is no folder that dboost prepare has written"),
-        (("train", "x.csv", "--target", "y", "--colour", "red"), "unrecognized arguments: --colour"),
+        (("train", "x.csv", "--target", "y", "--colour", "red"), "unknown option --colour"),
         (("train", "x.csv", "--target", "y", "--workers", "0"), "invalid whole number above 0 value: '0'"),
         (("train", "x.csv", "--target", "y", "--workers", "2", "--scheduler", "tcp://a:1"), "not allowed with"),
         (("predict", "m.json", "x.csv"), "required: --output"),

@@ -1,0 +1,190 @@
+"""Names that users of other libraries guess: each works, or ends in an error with a call that works."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.exceptions import NotFittedError
+
+import dboost
+from dboost import Booster, DBoostClassifier, DBoostRegressor
+from dboost.cli.arguments import ELSEWHERE, gather, keywords, parse
+from dboost.params import Parameters
+from dboost.params.peer_names import ALIASES, ATTRIBUTES, COMMANDS, MODULE
+
+RNG = np.random.default_rng(0)
+X = pd.DataFrame({"a": RNG.normal(size=200), "b": RNG.normal(size=200)})
+Y = X["a"] + X["b"]
+SMALL: dict[str, Any] = {"max_iter": 2, "n_threads": 1}
+
+OF_PACKAGE = """
+    train fit cv load load_model save_model Booster DMatrix Pool Dataset XGBClassifier LGBMRegressor CatBoostClassifier
+    XGBRanker tune autolog drift dask Metric Loss metrics losses plot_importance plot_metric plot_tree plot_shap plot_roc
+    explain report early_stopping EarlyStopping callback TrainingCallback LearningRateScheduler log_evaluation
+    PruningCallback set_config show_versions plan predict shap_values importance feature_importance to_onnx calibrate
+    prepare continue_on partial_fit from_xgboost from_lightgbm xgboost DBoostClassifer Boster GridSearchCV cross_validate
+    checkpoint read_parquet
+"""
+OF_MODELS = """
+    plot_history plot_metric plot_loss plot_learning_curve plot_importance plot_feature_importance plot_shap plot_beeswarm
+    plot_force plot_waterfall plot_roc plot_roc_curve plot_confusion_matrix plot_pdp plot_dependence plot_partial_dependence
+    plot_tree plot_trees plot_residuals plot_calibration plot_drift plot plot_partial_dependance plot_split explain to_dot
+    to_graphviz trees_to_dataframe to_df dump_model get_dump export save save_model to_json load_model shap_values get_score
+    get_fscore feature_importance feature_importances_ feature_importance_ permutation_importance importances history
+    evals_result best_iteration best_score num_trees get_booster feature_names num_feature set_param update refit cv tune
+    report summary describe drift data_drift predict_leaf apply predict_raw predict_margin staged_predict truncate shrink
+    sources sha256 expected_value to_onnx to_matrix get_params parameters interactions score copy objective_
+"""
+#: What has no call: the answer is all that there is to say.
+WITHOUT_CALL = {"copy", "reset", "clone", "to_local"}
+CALL = re.compile(r"(?:call|see(?: the frame)?|use|give|mean|to|the loss) ([a-zA-Z]\w*(?:\.\w+)*)|\bbooster_?\.(\w+)")
+
+
+@cache
+def models() -> dict[str, Any]:
+    booster = dboost.fit(X, Y, **SMALL)
+    return {
+        "Booster": booster,
+        "regressor": DBoostRegressor(**SMALL).fit(X, Y),
+        "classifier": DBoostClassifier(**SMALL).fit(X, Y > 0),
+    }
+
+
+def exists(name: str, owner: Any) -> bool:
+    """Return whether a call in an answer is one of the owner, of a model, of the package, or a keyword of a fit."""
+    if name.startswith("dboost."):
+        package, _, last = name.rpartition(".")
+        if package == "dboost.integrations.mlflow":  # need not be installed
+            return importlib.util.find_spec(package) is not None and last == "autolog"
+        return hasattr(importlib.import_module(package), last)
+    owners = (owner,) if owner is not dboost else (models()["Booster"], dboost)
+    return any(hasattr(each, name) for each in owners) or name in inspect.signature(dboost.fit).parameters
+
+
+def problem(owner: Any, name: str) -> str | None:
+    """Return what is wrong with the answer to a name."""
+    try:
+        getattr(owner, name)
+    except AttributeError as error:
+        sentence = str(error).partition(f"no attribute {name!r}")[2]
+        calls = [first or second for first, second in CALL.findall(sentence)]
+        calls = [call for call in calls if call not in ("the", "the model", "dboost", "a", "of")]
+        if name in WITHOUT_CALL and sentence:
+            return None
+        if owner is not dboost:
+            owner = models()["classifier"] if "of a classifier" in sentence else owner
+            owner = models()["regressor"] if "of an estimator" in sentence and "(booster_" not in sentence else owner
+            owner = models()["Booster"] if re.search(r"\(booster_|booster_\.", sentence) else owner
+        return None if calls and all(exists(call, owner) for call in calls) else str(error)
+    return None
+
+
+def test_guessed_names_of_the_package() -> None:
+    assert len({*OF_PACKAGE.split(), *OF_MODELS.split()}) > 120
+    assert [wrong for name in {*OF_PACKAGE.split(), *MODULE} if (wrong := problem(dboost, name))] == []
+
+
+@pytest.mark.parametrize("kind", ["Booster", "regressor", "classifier"])
+def test_guessed_names_of_models(kind: str) -> None:
+    names = {*OF_MODELS.split(), *(ATTRIBUTES if kind == "Booster" else ())}
+    assert [wrong for name in names if (wrong := problem(models()[kind], name))] == []
+
+
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
+def test_estimators_answer_for_all_that_the_booster_can_do(kind: str) -> None:
+    estimator = models()[kind]
+    names = [name for name in dir(Booster) if not name.startswith("_") and name != "classes_"]
+    assert [wrong for name in names if (wrong := problem(estimator, name))] == []
+    for name in names:
+        if "plot" in name or name in ("report", "drift", "importance", "to_onnx"):
+            assert getattr(type(estimator), name).__doc__ == getattr(Booster, name).__doc__
+            assert inspect.signature(getattr(estimator, name)) == inspect.signature(getattr(estimator.booster_, name))
+    assert estimator.history.equals(estimator.booster_.history)
+    assert estimator.to_frame().equals(estimator.booster_.to_frame())
+    np.testing.assert_array_equal(estimator.shap_values(X), estimator.booster_.shap_values(X))
+    assert len(estimator.plot_importance(max_num_features=1).patches) == 1
+    assert len(estimator.plot_history().lines) == len(estimator.booster_.plot_history().lines)
+    unfitted = type(estimator)()
+    for name in ("history", "sha256", "best_iteration", "expected_value"):
+        with pytest.raises(NotFittedError):
+            getattr(unfitted, name)
+    for name in ("shap_values", "plot_tree", "report", "to_onnx"):
+        with pytest.raises(NotFittedError):
+            getattr(unfitted, name)("x")
+    assert not hasattr(DBoostRegressor(), "predict_proba") and not hasattr(DBoostClassifier(), "predict_interval")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        parse(words)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.partition(" (see dboost")[0]
+
+
+def test_guessed_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"report", "drift", "export", "plan", "fit", "evaluate", "tune"} <= COMMANDS.keys()
+    for name in COMMANDS:
+        words = shlex.split(answer(capsys, name, "x.csv").partition("write: ")[2].partition("; studies")[0])
+        if words[0] == "dboost" and words[1].startswith("--"):
+            with pytest.raises(SystemExit, match="0"):
+                parse(words[1:])
+        elif words[0] == "dboost":
+            assert parse(words[1:]).run
+        else:
+            functions, methods = re.findall(r"dboost\.(\w+)\(", words[-1]), re.findall(r"\)\.(\w+)\(", words[-1])
+            assert functions and all(hasattr(dboost, function) for function in functions)
+            assert all(hasattr(Booster, method) for method in methods)
+    capsys.readouterr()
+    assert "did you mean dboost train?" in answer(capsys, "trian", "x.csv")
+
+
+PARAMETERS = sorted({*(field.name for field in fields(Parameters)), "eval_metric", "n_threads", "sample_weight"})
+
+
+@pytest.mark.parametrize("command", ["train", "cv"])
+def test_parameters_of_learning_as_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = keywords(dboost.fit, ELSEWHERE)
+    aliases = [alias for alias, name in ALIASES.items() if name in PARAMETERS]
+    for name in (*PARAMETERS, *aliases):
+        if name == "arcbites":  # it is an option
+            continue
+        for words in ((f"--{name.replace('_', '-')}", "3"), (f"--{name}=3",), (f"{name}=3",)):
+            option, value = shlex.split(answer(capsys, command, "x.csv", "--target", "y", *words).partition(": write ")[2])
+            assert option == "--set" and gather(None, [value], known) == {ALIASES.get(name, name): 3}
+    line = answer(capsys, command, "x.csv", "--target", "y", "--max-iter", "50", "--eta=0.1")
+    assert line == "dboost: --max-iter, --eta: parameters are given by --set: write --set max_iter=50 --set learning_rate=0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train x.csv --label y", "--label: use --target"),
+        ("train --data x.csv --target y", "--data: DATA has no option before it: write dboost train DATA"),
+        ("train x.csv --target y --out m.json", "--out: use --output"),
+        ("train x.csv --target y --test t.csv", "--test: use --eval"),
+        ("train x.csv --target y --verbosity 2", "--verbosity: use --verbose"),
+        ("train x.csv --target y --features a,b", "write --set 'features=[a,b]'"),
+        ("train x.csv --target y --objective reg:squarederror", "write --set loss=squared_error"),
+        ("train x.csv --target y --gamma 2", "give leaf_penalty"),
+        ("train x.csv --target y --ouput m.json", "did you mean --output?"),
+        ("train x.csv --target y --max-itr 3", "did you mean --set max_iter?"),
+        ("predict m.json x.csv --out p.csv", "--out: use --output"),
+        ("predict --model m.json x.csv --output p.csv", "MODEL has no option before it: write dboost predict MODEL DATA"),
+        ("predict m.json x.csv --output p.csv --max-iter 3", "it is a parameter of dboost train"),
+        ("prepare x.csv --target y --output f --learning-rate 1", "it is a parameter of dboost train"),
+        ("inspect m.json --report r.html", "--report: use --html"),
+        ("cv x.csv --target y --nfold 3", "--nfold: use --folds"),
+    ],
+)
+def test_guessed_options(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in answer(capsys, *words.split())
