@@ -76,7 +76,7 @@ def test_a_fit_under_way_is_seen(client: Client, capsys: pytest.CaptureFixture[s
     assert fit["seconds"]["all"] == pytest.approx(history["seconds"][:4].sum())
     assert fit["rows_per_second"] == pytest.approx(4 * 3000 / fit["seconds"]["all"])
     assert "3,000 rows × 3 features" in seen["page"] and seen["page"].count("<polyline") == 2
-    assert "&lt;held&gt;_log_loss" in seen["page"] and "<held>" not in seen["page"]
+    assert "&lt;held&gt;" in seen["page"] and "<held>" not in seen["page"] and " s left" in seen["page"]
     assert (history["workers"] == len(fit["rows"])).all()
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("iteration 6/6: <held>_log_loss ") and "rows/s" in line
@@ -309,7 +309,7 @@ def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.
     assert many < 80_000  # less than two bytes a row in five iterations; in each of them a row has two numbers and a class
 
 
-def test_curves_have_labelled_axes_of_their_own() -> None:
+def test_curves_of_a_metric_share_a_picture_with_labelled_axes() -> None:
     registry = FitRegistry()
     registry.see({"action": "began", "fit": "f"}, 0.0)
     for k in range(1, 6):
@@ -320,10 +320,14 @@ def test_curves_have_labelled_axes_of_their_own() -> None:
     html = page(registry, 9.0)
     assert html.count("<svg") == html.count("<polyline") == 2 and "e+" not in html
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", html)
-    assert texts == ["0.9", "0.18", "iteration 1", "5", "250,000", "50,000", "iteration 1", "5"]
-    assert "eval_squared_error <b>250,000</b>" in html
+    assert texts == ["0.90", "0.18", "iteration 1", "5", "250,000", "50,000", "iteration 1", "5"]
+    assert "eval <b>250,000</b>" in html and "about 4.0 s left" in html
     registry.see({"action": "boosting", "fit": "f", "loss": "squared_error", "rows": 100, "features": 2}, 6.0)
-    assert "eval_rmse <b>707.107</b>" in page(registry, 9.0)
+    html = page(registry, 9.0)
+    assert html.count("<svg") == 1 and html.count("<polyline") == 2, "one picture of the RMSE"
+    assert "training <b>0.6</b>" in html and "eval <b>707.1</b>" in html
+    registry.see({"action": "ended", "fit": "f", "outcome": "done"}, 7.0)
+    assert "s left" not in page(registry, 9.0)
 
 
 def test_the_page_is_there_before_the_first_fit() -> None:
@@ -331,7 +335,7 @@ def test_the_page_is_there_before_the_first_fit() -> None:
         dask.config.set({"distributed.scheduler.preload": ["dboost.cluster.scheduler.reducer"]}),
         threads_cluster(1, 1) as client,
     ):
-        assert "No fit has been begun on this cluster yet." in fetch(client, "/dboost")
+        assert "No fit yet" in fetch(client, "/dboost")
         dboost.fit(dd.from_pandas(FRAME, npartitions=2), "z", client=client, **OPTIONS)
         assert len(json.loads(fetch(client, "/dboost.json"))["fits"]) == 1
 

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tornado.web import RequestHandler
 
 from dboost.cluster.monitoring.fit_registry import PHASES, FitRegistry, FitStatus
-from dboost.display import as_read, counted, number
+from dboost.display import as_read, counted, duration, numbers
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 #: Size of the picture of a curve, and where its axis begins, right of the values.
 _WIDTH, _HEIGHT, _LEFT = 310, 110, 90
-_COLORS = ("#3b6fb6", "#c4622d", "#3f8f5b", "#8a5aa8", "#b0892f", "#5f7d8c")
+#: Middle tones of the colors of plots, for light and dark color schemes.
+_COLORS = ("#2b87c8", "#d9682a", "#1f9d78", "#b565a7", "#b98a1c", "#5f7d8c")
 _PHASE_COLORS = dict(zip(PHASES, _COLORS, strict=False)) | {"other": "#8888"}
 
 
@@ -96,7 +97,7 @@ def page(registry: FitRegistry, now: float | None = None) -> str:
         n_trees=int(registry.totals["trees"]),
         now=time.time() if now is None else now,
         panels=_panels,
-        number=number,
+        left_of=_left,
         counted=counted,
         seconds_by_phase=_seconds_by_phase,
         colors=_COLORS,
@@ -114,27 +115,71 @@ def _seconds_by_phase(fit: FitStatus) -> dict[str, float]:
     return seconds if fit.seconds["all"] and sum(seconds.values()) > 0 else {}
 
 
+class Line(NamedTuple):
+    """A metric of some rows in a picture."""
+
+    rows: str  # "training", or the name of an evaluation set
+    latest: str
+    points: str  # of the polyline
+    color: str  # the same for these rows in all pictures
+
+
 class Panel(NamedTuple):
-    """The picture of one loss or metric."""
+    """The picture of one metric, with a line for the training rows and for each evaluation set that has it."""
 
     name: str
-    latest: float
-    points: str  # of the polyline
-    low: float  # the smallest and the largest value, at the bottom and at the top
-    high: float
+    lines: list[Line]
+    low: str  # the smallest and the largest value, at the bottom and at the top
+    high: str
     last: int  # iteration at the right end
 
 
 def _panels(fit: FitStatus) -> list[Panel]:
-    """Return a picture of each loss and metric by iteration; all have the same axis of iterations."""
-    curves, loss = fit.curves, fit.facts.get("loss", "")
-    last = max((curve.latest[0] for curve in curves.values()), default=1)
-    panels = []
-    for name, curve in curves.items():
+    """Return a picture of each metric by iteration; all have the same axis of iterations."""
+    loss = fit.facts.get("loss", "")
+    last = max((curve.latest[0] for curve in fit.curves.values()), default=1)
+    by_metric: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for name, curve in fit.curves.items():
+        rows, metric = _rows_and_metric(name, fit)
         points = [(x, as_read(name, y, loss)[1]) for x, y in curve.all() if math.isfinite(y)]
-        heights = [y for _, y in points]
+        by_metric.setdefault(metric, {})[rows] = points
+    names = [*dict.fromkeys(["training", *(rows for curves in by_metric.values() for rows in curves)])]
+    panels = []
+    for metric, curves in by_metric.items():
+        heights = [y for points in curves.values() for _, y in points]
         low, high = min(heights, default=0.0), max(heights, default=0.0)
-        span, width = (high - low) or 1.0, _WIDTH - _LEFT
-        line = " ".join(f"{_LEFT + width * x / last:.1f},{5 + (_HEIGHT - 10) * (high - y) / span:.1f}" for x, y in points)
-        panels.append(Panel(*as_read(name, curve.latest[1], loss), line, low, high, last))
+        latest = numbers([points[-1][1] if points else math.nan for points in curves.values()], 4)
+        lines = [
+            Line(rows, text, _polyline(points, low, high, last), _COLORS[names.index(rows) % len(_COLORS)])
+            for (rows, points), text in zip(curves.items(), latest, strict=True)
+        ]
+        bottom, top = numbers([low, high])
+        panels.append(Panel(metric, lines, bottom, top, last))
     return panels
+
+
+def _rows_and_metric(column: str, fit: FitStatus) -> tuple[str, str]:
+    """Return rows and metric of a column of the history: "training", or an evaluation set, whose name may have any form."""
+    loss = fit.facts.get("loss", "")
+    name = as_read(column, 0.0, loss)[0]
+    if column == "train_loss":
+        return "training", (loss or "loss") if name == column else name.removeprefix("train_")
+    ending = f"_{loss}"
+    sets = [other.removesuffix(ending) for other in fit.curves if loss and other.endswith(ending)]
+    for rows in sorted(sets, key=len, reverse=True):
+        if name.startswith(f"{rows}_"):
+            return rows, name.removeprefix(f"{rows}_")
+    rows, _, metric = name.partition("_")
+    return (rows, metric) if metric else ("", name)
+
+
+def _polyline(points: list[tuple[int, float]], low: float, high: float, last: int) -> str:
+    span, width = (high - low) or 1.0, _WIDTH - _LEFT
+    return " ".join(f"{_LEFT + width * x / last:.1f},{5 + (_HEIGHT - 10) * (high - y) / span:.1f}" for x, y in points)
+
+
+def _left(fit: FitStatus) -> str:
+    """Return how long the other iterations take if they are like those before; nothing after the last one."""
+    if fit.ended is not None or not fit.n_timed or fit.iteration >= fit.n_iterations:
+        return ""
+    return f"about {duration(max((fit.n_iterations - fit.iteration) * fit.seconds['all'] / fit.n_timed, 0.0))} left"

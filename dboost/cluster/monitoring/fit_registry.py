@@ -85,6 +85,8 @@ class FitStatus:
     curves: dict[str, Curve] = field(default_factory=dict)
     #: Seconds by phase; "all" for whole iterations.
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    #: Number of iterations whose seconds are known.
+    n_timed: int = 0
     #: Training rows, summed over iterations.
     n_processed: int = 0
     #: Number of lost workers.
@@ -209,6 +211,7 @@ class FitRegistry:
                 fit.iteration, fit.n_iterations = values["iteration"], values["n_iterations"]
                 fit.n_processed += values["rows"]
                 fit.seconds["all"] += values["seconds"]
+                fit.n_timed += 1
                 for phase in PHASES:
                     fit.seconds[phase] += values[phase]
                     self.totals[phase] += values[phase]
