@@ -115,7 +115,7 @@ def _seconds_by_phase(fit: FitStatus) -> dict[str, float]:
     return seconds if fit.seconds["all"] and sum(seconds.values()) > 0 else {}
 
 
-class Line(NamedTuple):
+class PanelLine(NamedTuple):
     """A metric of some rows in a picture."""
 
     rows: str  # "training", or the name of an evaluation set
@@ -128,7 +128,7 @@ class Panel(NamedTuple):
     """The picture of one metric, with a line for the training rows and for each evaluation set that has it."""
 
     name: str
-    lines: list[Line]
+    lines: list[PanelLine]
     low: str  # the smallest and the largest value, at the bottom and at the top
     high: str
     last: int  # iteration at the right end
@@ -150,7 +150,7 @@ def _panels(fit: FitStatus) -> list[Panel]:
         low, high = min(heights, default=0.0), max(heights, default=0.0)
         latest = numbers([points[-1][1] if points else math.nan for points in curves.values()], 4)
         lines = [
-            Line(rows, text, _polyline(points, low, high, last), _COLORS[names.index(rows) % len(_COLORS)])
+            PanelLine(rows, text, _polyline(points, low, high, last), _COLORS[names.index(rows) % len(_COLORS)])
             for (rows, points), text in zip(curves.items(), latest, strict=True)
         ]
         bottom, top = numbers([low, high])
