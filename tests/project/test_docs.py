@@ -108,11 +108,12 @@ def test_the_code_that_needs_a_library_runs(page: Path, library: str, tmp_path: 
     assert len(printed.run_here(text, str(page), tmp_path / "figure")) == len(BLOCK.findall(text))
 
 
-def test_the_commands_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_page_gives_the_same_models_and_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "index.md"
     text = page.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    printed.run_here(text, str(page), tmp_path / "figure")  # writes the files that the commands read
+    shown = [block["text"] for block in printed.run_here(text, str(page), tmp_path / "figure")]  # writes files
+    assert [line for line in "".join(shown).splitlines() if "same model" in line] == ["the same model: True"] * 2
     commands = re.findall(r"^\$ dboost (.*)$", text, re.MULTILINE)
     assert [main(shlex.split(command)) for command in commands] == [0, 0, 0]
     assert {"model.json", "probabilities.parquet"} <= set(os.listdir(tmp_path))
