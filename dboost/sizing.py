@@ -21,14 +21,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.argument_types import Client
+from dboost.argument_types import Client, TableLike
+from dboost.data.columns.labels import Names
+from dboost.data.kinds.table_kinds import is_path, names_of_table
+from dboost.data.sources.paths import open_source
 from dboost.display import counted, duration, html_card
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.kernels.threads import is_small
 from dboost.losses.deviance import SquaredError
 from dboost.params import Integer, Parameters
@@ -155,8 +159,8 @@ class Plan:
 
 @short_traceback
 def plan(
-    rows: int,
-    columns: int,
+    rows: int | TableLike,
+    columns: int | str | Sequence[str] | None = None,
     *,
     workers: int | None = None,
     worker_memory: int | str | None = None,
@@ -164,12 +168,15 @@ def plan(
     client: Client | None = None,
     **unknown: Any,
 ) -> Plan:
-    """Estimate the workers, memory and minutes that a fit needs, without any data.
+    """Estimate the workers, memory and minutes that a fit needs, from the size of the table.
 
     Parameters
     ----------
-    rows, columns : int
-        Size of the training table, without the target.
+    rows : int or table
+        Number of rows of the training table; or the table itself, as of `dboost.fit`, also as a path, whose rows are counted:
+        those of Parquet files by their footers.
+    columns : int, str or list of str, optional
+        Number of columns without the target. If `rows` is a table: the target, which is no feature; default: all columns are.
     workers : int, optional
         Number of workers, each on a host of its own. Default: the smallest number whose memory holds the rows. One worker also
         describes a fit in one process, to which the fit adds `Plan.memory_added`.
@@ -203,19 +210,15 @@ def plan(
     >>> plan = dboost.plan(1_000_000_000, 28, worker_memory="32GiB", worker_threads=8)
     >>> plan.workers
     7
+    >>> dboost.plan("rides/", "fare")                               # doctest: +SKIP
     """
     if unknown:
         raise ParameterError(
             f"plan: unknown parameter {next(iter(unknown))!r}: the fit is that of the defaults, with {ITERATIONS} iterations; "
             "docs/guide/sizing.md has what other settings change"
         )
-    if hasattr(rows, "shape") and not isinstance(rows, np.generic):
-        raise ParameterError("plan takes numbers, not a table: dboost.plan(len(frame), n_features), without the target")
-    for name, value in (("rows", rows), ("columns", columns)):
-        Integer(1).checked(name, value)
-    if columns > MOST_COLUMNS:
-        raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
-    spec = _spec(int(rows), int(columns))
+    n_rows, n_columns = _size_of(rows, columns)
+    spec = _spec(n_rows, n_columns)
     stated = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
     stated = {name: value for name, value in stated.items() if value is not None}
     if client is not None:
@@ -228,12 +231,49 @@ def plan(
         n_threads = WORKER_THREADS if worker_threads is None else int(worker_threads)
         limit = parse_memory_limit(WORKER_MEMORY if worker_memory is None else worker_memory, "worker_memory")
         hosts = Counter([_Host((_Worker(n_threads, limit),), n_threads)])
-    fit = _Fit(int(rows), spec, hosts)
+    fit = _Fit(n_rows, spec, hosts)
     fit.check_trees()
     if client is None:
         (host,) = hosts
         fit = replace(fit, hosts=Counter({host: _fewest(fit) if workers is None else int(workers)}))
     return fit.plan()
+
+
+def _size_of(rows: Any, columns: Any) -> tuple[int, int]:
+    """Return the numbers of rows and columns that `plan` was given, or those of a table and its target."""
+    if is_path(rows) or (hasattr(rows, "shape") and not isinstance(rows, np.generic)):
+        return _size_of_table(rows, columns)
+    if columns is None:
+        raise ParameterError("columns is missing: plan(rows, columns), or plan(table, target)")
+    for name, value in (("rows", rows), ("columns", columns)):
+        Integer(1).checked(name, value)
+    if columns > MOST_COLUMNS:
+        raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
+    return int(rows), int(columns)
+
+
+def _size_of_table(table: Any, target: Any) -> tuple[int, int]:
+    """Return the numbers of rows and features of a table. target : name, names or values; None if all columns are features."""
+    if isinstance(target, int):
+        raise ParameterError(f"plan(table, {target}): give the name of the target, or the numbers of rows and columns")
+    if is_path(table):
+        source = open_source(table)
+        names: Names | None = source.names
+        n_rows, n_columns = sum(map(len, source.partitions(()))), len(source.meta.columns)
+    else:
+        names, shape = names_of_table(table), table.shape
+        n_rows = shape[0] if isinstance(shape[0], int) else len(table)  # of a lazy collection
+        n_columns = int(shape[1]) if len(shape) > 1 else 1
+    targets: list[Any] = []
+    if names is not None and not hasattr(target, "shape"):  # values of a target are no column
+        targets = [target] if isinstance(target, str) else list(target or ())
+        for name in targets:
+            if name not in names:
+                raise DataError(f"target {name!r}: the data have no such column{names.hint(name)}")
+    n_features = n_columns - len(targets)
+    if not n_rows or n_features < 1:
+        raise DataError(f"plan: the table has {n_rows:,} rows and {n_features:,} features")
+    return n_rows, n_features
 
 
 class _Worker(NamedTuple):

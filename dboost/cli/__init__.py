@@ -1,4 +1,4 @@
-"""The command line: ``dboost train | predict | inspect | prepare | cv | demo | warmup``.
+"""The command line: ``dboost train | predict | inspect | prepare | cv | plan | demo | warmup``.
 
 Each command is a module ``<name>_command`` with a function `run(arguments)` that either finishes or raises. `main` converts
 errors: exit status 0 for success, 2 for invalid arguments or data, 3 for a new model that ``--gate`` held back, 1 for other

@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_train, _predict, _inspect, _prepare, _cv, _demo, _warmup):
+    for add in (_train, _predict, _inspect, _prepare, _cv, _plan, _demo, _warmup):
         command = add(commands)
         does = "show the log, too: what was decided, such as the loss, and where rows are"
         command.add_argument("-v", "--verbose", action="store_true", help=does)
@@ -234,6 +234,18 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--memory-limit", metavar="SIZE", help="memory for all folds, in this process or each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no table, only the best score")
+    return command
+
+
+def _plan(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    command = _command(commands, "plan", "Estimate the workers, memory and minutes that a fit needs.")
+    command.add_argument("data", metavar="DATA", type=_path, help=f"{DATA}; its rows are counted")
+    does = "the column to predict, or several: a,b; without it all columns are counted as features"
+    command.add_argument("--target", metavar="COL", type=target_text, help=does)
+    does = "number of workers, each on a host of its own; default: as many as hold the rows in memory"
+    _cluster(command).add_argument("--workers", metavar="N", type=_positive, help=does)
+    command.add_argument("--worker-memory", metavar="SIZE", help="memory of a worker [16GiB]")
+    command.add_argument("--worker-threads", metavar="N", type=_positive, help="threads of a worker [4]")
     return command
 
 

@@ -459,7 +459,7 @@ MODULE = _by_name({
     "call dboost.load(path)": "load_model load_booster read_model open from_file",
     "call save(path) of the model": "save_model dump save_booster pickle",
     "call dboost.continue_on(chunks, target)": "update partial_fit incremental train_incremental continue_training online",
-    "call dboost.plan(rows, columns)": "estimate estimate_memory memory plan_memory size capacity",
+    "call dboost.plan(table, target)": "estimate estimate_memory memory plan_memory size capacity",
     "call dboost.from_xgboost(model)": "xgboost xgb import_xgboost convert import_model from_model",
     "call dboost.from_lightgbm(model)": "lightgbm lgb import_lightgbm",
     "give early_stopping_rounds, or early_stopping=dboost.EarlyStopping(rounds)": "early_stopping EarlyStoppingCallback",
@@ -496,7 +496,7 @@ COMMANDS = _by_name({
     "dboost --help": "help",
     "dboost cv DATA --target COL --set learning_rate=0.1": "tune optimize search hpo grid_search tuning automl",
     "python -c \"import dboost; dboost.load('MODEL').to_onnx('model.onnx')\"": "export convert onnx to_onnx deploy serve",
-    "python -c \"import dboost; print(dboost.plan(1_000_000_000, 100))\"": "plan estimate size sizing memory",
+    "dboost plan DATA --target COL": "estimate size sizing memory",
     "python -c \"import dboost; dboost.from_xgboost('model.json').save('MODEL')\"": "import from_xgboost from_lightgbm",
 })  # fmt: skip
 #: What options that do not exist are called, where a command has one of them. In capitals are arguments without an option.

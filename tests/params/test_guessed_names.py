@@ -132,7 +132,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_guessed_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"report", "drift", "export", "plan", "fit", "evaluate", "tune"} <= COMMANDS.keys()
+    assert {"report", "drift", "export", "fit", "evaluate", "tune"} <= COMMANDS.keys()
     for name in COMMANDS:
         words = shlex.split(answer(capsys, name, "x.csv").partition("write: ")[2].partition("; studies")[0])
         if words[0] == "dboost" and words[1].startswith("--"):

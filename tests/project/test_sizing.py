@@ -11,19 +11,23 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import dask
+import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import scipy.sparse
 from distributed import Client
 
 import dboost
 from dboost import sizing
+from dboost.cli import main
 from dboost.cluster.client.worker_choice import KnownWorkers
 from dboost.cluster.worker import host_trainers
 from dboost.kernels.threads import usable_processors
@@ -333,7 +337,43 @@ def test_one_worker_has_a_small_table() -> None:
         assert large.training_minutes < dboost.plan(10**7, 28, workers=1, worker_memory="8GiB").training_minutes
 
 
-def test_a_table_in_place_of_its_size_is_refused_in_one_line() -> None:
-    for rows in (np.zeros((30, 2)), pd.DataFrame({"a": range(300), "y": range(300)})):
-        with pytest.raises(dboost.ParameterError, match=r"^plan takes numbers, not a table"):
-            dboost.plan(rows, "y")  # type: ignore[arg-type]
+TABLE = pd.DataFrame({"a": range(300), "t": ["x", "y", "z"] * 100, "y": range(300)})
+TABLES = {
+    "pandas": lambda _: TABLE,
+    "arrow": lambda _: pa.Table.from_pandas(TABLE),
+    "dask": lambda _: dd.from_pandas(TABLE, npartitions=3),
+    "Parquet": lambda folder: written(TABLE.to_parquet, folder / "a.parquet"),
+    "CSV": lambda folder: written(partial(TABLE.to_csv, index=False), folder / "a.csv"),
+    "folder": lambda folder: str(written(TABLE.to_parquet, folder / "a.parquet").parent),
+}
+
+
+def written(write: Callable[[Path], Any], path: Path) -> Path:
+    write(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_in_place_of_its_size(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = TABLES[kind](tmp_path)
+    assert dboost.plan(table, "y") == dboost.plan(table, ["y"]) == dboost.plan(300, 2)
+    assert dboost.plan(table) == dboost.plan(300, 3)
+    assert dboost.plan(table, "y", workers=3) == dboost.plan(300, 2, workers=3)
+    with pytest.raises(dboost.DataError, match="target 'yy': the data have no such column; did you mean 'y'"):
+        dboost.plan(table, "yy")
+    if isinstance(table, str | Path):
+        assert main(["plan", str(table), "--target", "y", "--worker-memory", "8GiB"]) == 0
+        assert capsys.readouterr().out == f"{dboost.plan(300, 2, worker_memory='8GiB')}\n"
+        assert main(["plan", str(table), "--target", "yy"]) == 2
+
+
+def test_an_array_in_place_of_its_size() -> None:
+    X = np.zeros((30, 2))
+    assert dboost.plan(X, np.zeros(30)) == dboost.plan(X) == dboost.plan(scipy.sparse.csr_array(X)) == dboost.plan(30, 2)
+    assert dboost.plan(da.from_array(X, chunks=10)) == dboost.plan(30, 2)
+    with pytest.raises(dboost.ParameterError, match="columns is missing"):
+        dboost.plan(1000)
+    with pytest.raises(dboost.ParameterError, match="give the name of the target"):
+        dboost.plan(TABLE, 2)
+    with pytest.raises(dboost.DataError, match="0 rows"):
+        dboost.plan(X[:0])

@@ -392,9 +392,12 @@ def _match(vector: Any, data: Any, role: str) -> Any:
         raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
     count, wanted = count_partitions(vector), count_partitions(data)
     if count != wanted:
-        # Converting a frame to an array may join small files, and then the array has fewer partitions.
-        mixed = isinstance(vector, da.Array) and isinstance(data, dd.DataFrame)
-        hint = "; to a Dask frame belongs a Dask Series" if mixed else ""
+        # Converting a frame to an array may join small files, the more of them the fewer columns are read.
+        hint = ""
+        if isinstance(vector, da.Array) and isinstance(data, dd.DataFrame):
+            hint = "; to a Dask frame belongs a Dask Series"
+        elif isinstance(vector, da.Array) and not (_known(vector) and _known(data)):
+            hint = " (Dask joins small files): persist the frame of both first, or give the frame and the name of the column"
         raise DataError(f"{role} has {count} partitions, the data have {wanted}: they must align{hint}")
     return vector
 
