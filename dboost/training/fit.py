@@ -21,7 +21,8 @@ import numpy as np
 
 from dboost.data.columns.binning import MAX_FINE_BINS, Binning, columns_at_once, distinct_values, exact_binning
 from dboost.data.tables.eval_tables import named_in_messages
-from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
+from dboost.display import counted
+from dboost.errors import DBoostError, FitInterrupted, ParameterError, shown, warn
 from dboost.losses import BaseLoss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
@@ -394,10 +395,16 @@ def observed(plan: FitPlan) -> Iterator[Watch]:
 
 
 def announce(plan: FitPlan, last_iteration: int) -> None:
-    """Begin the progress display and warn of ids; of a model that is continued on other data say how steps are damped, and warn
-    of drift."""
-    warm_start, bar = plan.warm_start, plan.request.progress
+    """Begin the progress display and warn of ids; of a fit that was interrupted say where it resumes, and of a model that is
+    continued on other data how steps are damped, and warn of drift."""
+    warm_start, bar, checkpoint = plan.warm_start, plan.request.progress, plan.request.checkpoint
     bar.begin(last_iteration)
+    if checkpoint is not None and warm_start.model is not None and warm_start.resumes:
+        n_done = warm_start.model.n_iterations
+        begins = f"resumes at iteration {n_done + 1:,}" if n_done < last_iteration else f"all {n_done:,} iterations are done"
+        message = f"{begins}: {shown(checkpoint.path)} has {counted(checkpoint.n_iterations, 'iteration')} of this fit"
+        _log.info(message)
+        bar.write(message)
     if warm_start.model is None and plan.reference is not None:
         warn_of_ids(plan.binning.features, plan.reference)
     if warm_start.is_new_source and warm_start.model is not None and not warm_start.resumes:

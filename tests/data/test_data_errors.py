@@ -76,6 +76,10 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X, ["u", 1] * 5), "column 'target' mixes text with int"),
     (lambda: read(X, Y * 1j), "Complex data not supported"),
     (lambda: read(lazy(), da.from_array(Y, chunks=2)), "target has 5 partitions, .* 3: they must align; to a Dask frame"),
+    (
+        lambda: read(lazy()[["a"]].to_dask_array(), dd.from_pandas(FRAME, npartitions=2)["y"].to_dask_array()),
+        r"they must align \(Dask joins small files\): persist the frame of both first, or give the frame and the name of",
+    ),
     (lambda: read(lazy(), "y", offset=lazy()[["a", "y"]]), "offset has 2 columns, one is needed"),
     (lambda: read(da.from_array(X), da.from_array(Y[:-1])), "target has 9 rows, the data have 10"),
     (lambda: read(da.from_array(X), da.from_array(Y), offset=da.zeros((N, 2))), r"offset has shape \(10, 2\)"),

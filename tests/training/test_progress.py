@@ -228,3 +228,47 @@ def test_one_worker_is_singular_and_explained(capsys: pytest.CaptureFixture[str]
     assert lines[-1].endswith(", 1 worker")
     why = "the training data: a small table, so one of 3 workers gets all rows (dboost.single-worker-values)"
     assert why in lines
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "rule", "message"),
+    [
+        (2, True, "1 of 2 workers trains: they share a host (dboost.session-per-host)"),
+        (2, False, None),
+        (1, True, None),
+    ],
+)
+def test_workers_that_share_a_host_are_explained(
+    n_workers: int, rule: bool, message: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"dboost.single-worker-values": 0, "dboost.session-per-host": rule}
+    with dask.config.set(settings), threads_cluster(n_workers, 1) as client:
+        dboost.fit(dd.from_pandas(FRAME, npartitions=4), "y", max_iter=2, progress=True, client=client)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "share a host" in line]
+    assert lines == ([] if message is None else [message])
+
+
+@pytest.mark.parametrize(
+    ("start", "max_iter", "message"),
+    [
+        (0, 9, "resumes at iteration 7: FOLDER has 6 iterations of this fit"),
+        (4, 9, "resumes at iteration 11: FOLDER has 6 iterations of this fit"),
+        (0, 6, "all 6 iterations are done: FOLDER has 6 iterations of this fit"),
+    ],
+)
+def test_a_fit_says_where_it_resumes(
+    start: int, max_iter: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = dboost.fit(FRAME, "y", max_iter=start, source_name="base", progress=False) if start else None
+    settings = {"checkpoint": tmp_path, "checkpoint_every": 3, "start_from": base, "progress": True}
+
+    def stop(now: dboost.Iteration) -> None:
+        if now.iteration == start + 7:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        dboost.fit(FRAME, "y", max_iter=9, callbacks=[stop], **settings)
+    assert "iterations of this fit" not in capsys.readouterr().err
+    dboost.fit(FRAME, "y", max_iter=max_iter, **settings)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "iterations of this fit" in line]
+    assert lines == [message.replace("FOLDER", str(tmp_path))]

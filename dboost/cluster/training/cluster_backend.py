@@ -13,6 +13,7 @@ answered repeats its answer. So the loss of a worker does not change the model.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from dboost.config import metric_rows, session_per_host
 from dboost.data.kinds.table_kinds import in_parts
 from dboost.data.tables.eval_tables import named_in_messages
 from dboost.data.tables.reading import GivenTable
+from dboost.display import counted
 from dboost.errors import DBoostError, ParameterError
 from dboost.kernels.threads import Team, is_small
 from dboost.losses.gradient_stats import GradientStats
@@ -53,6 +55,7 @@ from dboost.trees.tree_task import TreeTask
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
+_log = logging.getLogger("dboost")
 
 #: Largest number of leaves that a round opens.
 _MOST_PER_ROUND = 512
@@ -176,6 +179,7 @@ class ClusterBackend:
         session_spec = replace(spec, n_growing=None, leaves_per_pass=spec.shard_spec.max_leaves)
         self._hold_out(chosen, session_spec)
         training.n_outputs = spec.shard_spec.trees_per_iteration
+        n_readers = len(training.rows_of_sessions())
         if self._is_handed_over(spec):
             training.host_spec = spec
 
@@ -183,6 +187,8 @@ class ClusterBackend:
             return session_spec, self.past()
 
         places = training.build(Session.build, arguments)
+        if training.host_spec is not None:
+            self._report_trainers(n_readers)
         if spec.may_stream:
             n_in_files = sum(place.in_files for place in places)
             if n_in_files:
@@ -193,6 +199,16 @@ class ClusterBackend:
             if self.streams and n_held:
                 # Workers whose memory holds all rows; they get partitions when they join (see `cluster.partitions.rebalance`).
                 self.connection.need_workers(-(-self.n_rows // n_held))
+
+    def _report_trainers(self, n_readers: int) -> None:
+        """Say how many of the workers that have read rows train on them, if some have handed theirs over."""
+        n_trainers = len(self.training.rows_of_sessions())
+        if n_trainers < n_readers:
+            why = "they share a host" if n_trainers == 1 else "the others share a host with one of them"
+            verb = "trains" if n_trainers == 1 else "train"
+            message = f"{n_trainers} of {counted(n_readers, 'worker')} {verb}: {why} (dboost.session-per-host)"
+            _log.info(message)
+            self.connection.progress.write(message)
 
     def _hold_out(self, chosen: Chosen, spec: BuildSpec) -> None:
         in_files: list[int] = []
