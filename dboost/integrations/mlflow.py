@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -95,7 +96,9 @@ def save_model(
     mlflow_model.add_flavor(FLAVOR_NAME, dboost_version=__version__, data=f"data/{_FILE}", sha256=booster.sha256)
     if pip_requirements is None:
         pip_requirements = [f"dboost=={__version__}", f"mlflow=={mlflow.__version__}"]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # The signature is computed from the model and needs no example, which would be rows of the data.
+        warnings.filterwarnings("ignore", message=".*An input example was not provided", category=UserWarning)
         data = Path(folder) / _FILE
         booster.save(data)
         mlflow.pyfunc.save_model(

@@ -73,7 +73,7 @@ def models_of(run: Any) -> list[Any]:
     return [each for each in mlflow.search_logged_models(output_format="list") if each.source_run_id == run.info.run_id]
 
 
-def test_a_fit_is_logged_with_parameters_metrics_and_model() -> None:
+def test_a_fit_is_logged_with_parameters_metrics_and_model(recwarn: pytest.WarningsRecorder) -> None:
     integration.autolog(extra_tags={"team": "risk"})
     sets = {"recent": FRAME[:200], "older": FRAME[200:300]}
     booster = dboost.fit(FRAME[300:], "y", eval_set=sets, eval_metric=["rmse"], early_stopping_rounds=3, **OPTIONS)
@@ -90,6 +90,7 @@ def test_a_fit_is_logged_with_parameters_metrics_and_model() -> None:
     assert run.data.metrics["best_iteration"] == booster.best_iteration
     (model,) = models_of(run)
     assert integration.load_model(model.model_uri) == booster
+    assert not [str(warning.message) for warning in recwarn if "input example" in str(warning.message)]
 
 
 def test_a_fit_on_a_cluster_is_logged_as_one_in_this_process() -> None:
