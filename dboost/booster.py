@@ -460,6 +460,11 @@ class Booster:
         DataError
             If there are fewer rows than the coverage needs (9 for 0.9, 19 for 0.95); as of `predict`.
 
+        Warns
+        -----
+        UserWarning
+            If these are the rows that the model was trained on: as many rows with the same mean loss, whatever their form.
+
         References
         ----------
         Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), "Distribution-free predictive inference for regression".
@@ -470,20 +475,21 @@ class Booster:
         >>> booster.calibrate(held_out, "price", coverage=0.9)                  # doctest: +SKIP
         >>> booster.predict_interval(new_rows)                                  # doctest: +SKIP
         """
-        if sample_weight is None and filter is None and self._is_trained_on(data):
-            warn(
-                "these are the rows that the model was trained on: margins are too small for other rows then; calibrate with "
-                "rows that were held out"
-            )
+        training = calibration.TrainingLoss.of(self.ensemble)
+        if sample_weight is None and filter is None and self._is_trained_on(data):  # some of these may have been held out
+            warn(calibration.TRAINED_ON)
+            training = None
         if is_dataset(data):
             options = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
-            return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, options)
+            data = data if isinstance(data, Dataset) else Dataset(data)
+            return self._calibrated_on(data, coverage, client, options, training)
         target = self.target_name if target is None else target
         if target is None:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         data = data if filter is None else filtered(data, filter, self.features)
         rows = calibration.GivenRows(data, target, sample_weight, self._offset_of(data, offset))
-        return self.set_calibration(calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads))
+        margins = calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads, training)
+        return self.set_calibration(margins)
 
     def _is_trained_on(self, data: Any) -> bool:
         trained_on = self._trained_on()
@@ -491,8 +497,13 @@ class Booster:
             return isinstance(data, str | Path) and str(data) == trained_on
         return trained_on is not None and data is trained_on
 
-    def _calibrated_on(self, data: Dataset, coverage: float, client: Any, keywords: dict[str, Any]) -> Self:
-        """Return the model calibrated with the rows of a data set. keywords : arguments that a data set does not take."""
+    def _calibrated_on(
+        self, data: Dataset, coverage: float, client: Any, keywords: dict[str, Any], training: calibration.TrainingLoss | None
+    ) -> Self:
+        """Return the model calibrated with the rows of a data set.
+
+        keywords : arguments that a data set does not take; training : as of `calibration.margins`.
+        """
         for name, value in keywords.items():
             if value is not None:
                 raise ParameterError(f"{name} belongs to dboost.prepare or to a table: a data set has bins only")
@@ -500,9 +511,8 @@ class Booster:
         with data._rows(client).for_folds() as rows:
             target = Target(self.outputs.loss, None, None)
             y = encode_column(rows.targets(), target, lambda row: f"row {row} of those of positive weight")
-            base = self.outputs.interval_of(rows.scores(self.ensemble))
-            weights = rows.weights()
-        return self.set_calibration(calibration.calibrated_by_predictions(y, base, weights, coverage))
+            raw, weights = rows.scores(self.ensemble), rows.weights()
+        return self.set_calibration(calibration.calibrated_by_scores(self.outputs, y, raw, weights, coverage, training))
 
     def set_calibration(self, calibration: Calibration) -> Self:
         """Set the margins of this model, which are part of its digest."""

@@ -58,6 +58,13 @@ MOST_LEVELS = 4096
 _MERGED_AT_ONCE = 16
 
 
+#: The warning for rows that the margins are too small for.
+TRAINED_ON = (
+    "these are the rows that the model was trained on: margins are too small for other rows then; calibrate with rows that "
+    "were held out"
+)
+
+
 class RowScores(NamedTuple):
     """The scores of some rows of positive weight."""
 
@@ -65,6 +72,26 @@ class RowScores(NamedTuple):
     weight: np.ndarray | None = None  # float64[n]; None for 1
     code: np.ndarray | None = None  # int64[n], position in `levels`, -1 for missing values; None without `by`
     levels: tuple[Level, ...] = ()
+    loss: float = math.nan  # the sum of weight times loss; NaN if it is not known
+
+
+class TrainingLoss(NamedTuple):
+    """The loss at the end of a fit. Other rows with the same number and the same mean loss are the training rows."""
+
+    n_rows: int
+    loss: float
+
+    @classmethod
+    def of(cls, ensemble: Ensemble) -> TrainingLoss | None:
+        """Return that of the last fit; None if the model has none."""
+        losses, last = ensemble.metrics.get("train_loss", ()), ensemble.n_iterations
+        n_rows = ensemble.sources[-1]["rows"] if ensemble.sources else None
+        return cls(n_rows, losses[last - 1]) if n_rows is not None and 0 < last <= len(losses) else None
+
+    def is_of(self, sizes: ScoreSizes) -> bool:
+        """Return whether rows are those of the fit."""
+        mean = sizes.loss / max(sizes.weight, 1e-300)
+        return sizes.n_rows == self.n_rows and math.isclose(mean, self.loss, rel_tol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -76,6 +103,8 @@ class ScoreSizes:
     is_weighted: bool
     is_finite: bool
     levels: frozenset[Level]  # more than `MOST_LEVELS` are too many, whichever these are
+    weight: float  # sum
+    loss: float  # as of `RowScores`
 
     def merge(self, other: ScoreSizes) -> ScoreSizes:
         return ScoreSizes(
@@ -84,6 +113,8 @@ class ScoreSizes:
             self.is_weighted or other.is_weighted,
             self.is_finite and other.is_finite,
             _limited(self.levels | other.levels),
+            self.weight + other.weight,
+            self.loss + other.loss,
         )
 
 
@@ -118,9 +149,13 @@ def checked_coverage(coverage: Any) -> float:
 
 
 def calibrated(
-    ensemble: Ensemble, outputs: Outputs, rows: GivenRows, coverage: Any, by: Any, client: Any, n_threads: int | None
-) -> Calibration:
-    """Return the margins for rows of a table of any kind; `Booster.calibrate` documents the parameters and errors."""
+    ensemble: Ensemble, outputs: Outputs, rows: GivenRows, coverage: Any, by: Any, client: Any, n_threads: int | None,
+    training: TrainingLoss | None,
+) -> Calibration:  # fmt: skip
+    """Return the margins for rows of a table of any kind; `Booster.calibrate` documents the parameters and errors.
+
+    training : as of `margins`.
+    """
     outputs.check_intervals()
     coverage, column = checked_coverage(coverage), _column_of(ensemble, rows.data, by)
     if not is_source(rows.data):
@@ -128,13 +163,13 @@ def calibrated(
         by = None if column is None or column.is_feature else column.feature.name
         data = rereadable_rows(rows.data, ensemble, *rows.roles.values(), by)
         scored = _scores(outputs, flat, ensemble.features, column, data, rows.roles, available_threads(n_threads))
-        return margins(merged_here([scored]), coverage, column)
+        return margins(merged_here([scored]), coverage, column, training)
     import dask
 
     workers = {} if n_threads is None else {"num_workers": available_threads(n_threads)}
     with client_for(rows.data, client), dask.config.set(workers):  # the former reports a lost scheduler
         parts = _kept_scores(ensemble, outputs, rows, column, client)
-        return margins(partial(_merged_by_dask, parts, client), coverage, column)
+        return margins(partial(_merged_by_dask, parts, client), coverage, column, training)
 
 
 def calibrated_by_predictions(y: np.ndarray, base: IntervalBase, weight: np.ndarray | None, coverage: Any) -> Calibration:
@@ -143,8 +178,17 @@ def calibrated_by_predictions(y: np.ndarray, base: IntervalBase, weight: np.ndar
     return margins(merged_here([scored]), checked_coverage(coverage))
 
 
-def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) -> Calibration:
-    """Return the margins of scored rows.
+def calibrated_by_scores(
+    outputs: Outputs, y: np.ndarray, raw: np.ndarray, weight: np.ndarray | None, coverage: Any, training: TrainingLoss | None
+) -> Calibration:
+    """Return the margins for rows of positive weight in this process, by their raw scores (float64[n, n_outputs])."""
+    return margins(merged_here([_scored(outputs, y, raw, weight)]), checked_coverage(coverage), training=training)
+
+
+def margins(
+    merged: Merged, coverage: float, column: LevelColumn | None = None, training: TrainingLoss | None = None
+) -> Calibration:
+    """Return the margins of scored rows; warn if they are the rows of `training`.
 
     Raises
     ------
@@ -156,6 +200,8 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
         raise DataError("calibrate: the data have no rows")
     if not sizes.is_finite:
         raise DataError("calibrate: the model's predictions are not finite for all rows")
+    if training is not None and training.is_of(sizes):
+        warn(TRAINED_ON)
     unit = rank_unit(sizes.max_weight, sizes.n_rows) if sizes.is_weighted else 1.0
     ranks = Ranks(exact_level(coverage), unit, sizes.n_rows)
     count = partial(merged, _digits, np.add, ranks.unit)
@@ -235,6 +281,8 @@ def _sizes(rows: RowScores) -> ScoreSizes:
         rows.weight is not None,
         bool(np.isfinite(rows.score).all()),
         _limited(frozenset(rows.levels[code] for code in used.tolist())),
+        float(len(rows.score)) if rows.weight is None else float(rows.weight.sum()),
+        rows.loss,
     )
 
 
@@ -289,7 +337,18 @@ def _scores(
         if table.offset is not None:
             raw[:, outputs.offset_outputs] += table.offset[:, None]
     code, levels = (None, ()) if column is None else _codes(column, values, data)
-    return _with_weight(RowScores(outputs.interval_of(raw).scores(y), weight, code, levels))
+    return _with_weight(_scored(outputs, y, raw, weight, code, levels))
+
+
+def _scored(
+    outputs: Outputs, y: np.ndarray, raw: np.ndarray, weight: np.ndarray | None, code: np.ndarray | None = None,
+    levels: tuple[Level, ...] = (),
+) -> RowScores:  # fmt: skip
+    """Return the scores of rows, and their loss, by their raw scores (float64[n, n_outputs])."""
+    with np.errstate(all="ignore"):  # of scores that are not finite, which `margins` refuses
+        losses = outputs.loss.value(y, raw.T)
+        loss = float(losses.sum() if weight is None else losses @ weight)
+    return RowScores(outputs.interval_of(raw).scores(y), weight, code, levels, loss)
 
 
 def _with_weight(rows: RowScores) -> RowScores:
@@ -381,7 +440,7 @@ def _scores_of_partition(
     roles: dict[str, Any], part: int,
 ) -> RowScores:  # fmt: skip
     if not as_frame(data).n_rows:
-        return RowScores(np.empty(0), None, None if column is None else np.empty(0, np.int64))
+        return RowScores(np.empty(0), None, None if column is None else np.empty(0, np.int64), loss=0.0)
     try:
         return _scores(outputs, flat, features, column, data, roles, 1)
     except DBoostError as error:

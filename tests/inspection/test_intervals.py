@@ -490,7 +490,48 @@ def test_rows_of_training_are_recognized(tmp_path: Path) -> None:
                 trained.calibrate(data, **target)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        trained.calibrate(rows.copy(), "y")
         dboost.fit(TRAIN, "y", features=["x"], sample_weight="w", max_iter=2).calibrate(
             TRAIN, "y", sample_weight=(TRAIN["w"] == 0) * 1.0
         )
+
+
+#: Rows to train on, and the same rows in other forms to calibrate with, each with the target.
+AGAIN: dict[str, Any] = {
+    "frame": lambda folder: (TRAIN.copy(), "y"),
+    "other order": lambda folder: (TRAIN.sample(frac=1, random_state=0), "y"),
+    "frame and values": lambda folder: (TRAIN[FEATURES], TRAIN["y"].to_numpy()),
+    "Dask": lambda folder: (dd.from_pandas(TRAIN, npartitions=3), "y"),
+    "file": lambda folder: (TRAIN.to_parquet(folder / "rows.parquet") or folder / "rows.parquet", "y"),
+    "data set": lambda folder: (dboost.prepare(TRAIN, "y", features=FEATURES, progress=False), None),
+}
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"loss": "absolute_error", "subsample": 0.5},
+    {"loss": "quantile", "quantile": [0.1, 0.9]},
+    {"loss": "normal"},
+    {"eval_set": HELD_OUT, "early_stopping_rounds": 2, "max_iter": 50},
+]
+
+
+@pytest.mark.parametrize("form", AGAIN)
+@pytest.mark.parametrize("options", LOSSES, ids=lambda options: options.get("loss", "_".join(options)) or "squared_error")
+def test_the_training_rows_are_recognized_in_any_form(options: dict[str, Any], form: str, tmp_path: Path) -> None:
+    data, target = AGAIN[form](tmp_path)
+    booster = dboost.fit(TRAIN, "y", features=FEATURES, **{"max_iter": 5, **options})
+    booster.save(tmp_path / "model.json")
+    for model in (booster, dboost.load(tmp_path / "model.json")):
+        with pytest.warns(UserWarning, match="these are the rows that the model was trained on"):
+            model.calibrate(data, target)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.calibrate(HELD_OUT[:800], "y")
+            model.calibrate(TRAIN[:400], "y")
+
+
+def test_the_training_rows_are_recognized_with_weights() -> None:
+    options: dict[str, Any] = {"sample_weight": "w", "max_iter": 5}
+    first = dboost.fit(HELD_OUT, "y", features=FEATURES, **options)
+    booster = dboost.fit(TRAIN, "y", start_from=first, continue_steps="full", **options)
+    with pytest.warns(UserWarning, match="these are the rows that the model was trained on") as seen:
+        booster.calibrate(TRAIN.copy(), "y", sample_weight="w")
+    assert len(seen) == 1

@@ -210,7 +210,7 @@ def test_every_function_that_scores_rows_takes_offsets(target: str, case: str, f
 
 
 @pytest.mark.parametrize(("target", "case"), CALLS)
-@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.filterwarnings("error::UserWarning", "ignore:these are the rows that the model was trained on")
 def test_every_function_that_scores_rows_remembers_the_column(target: str, case: str, tmp_path: Path) -> None:
     loss = "poisson" if target == "claims" else "log_loss"
     options = SETTINGS | {"max_iter": 6, "keep_summary": case != "report"}
