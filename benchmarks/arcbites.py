@@ -231,20 +231,23 @@ def draw_table(name: str, found: list[dict[str, Any]]) -> Table:
 
 def draw_pictures(name: str, found: list[dict[str, Any]], folder: Path) -> None:
     """Plot the loss against bytes read and against seconds, as SVG."""
-    import matplotlib.pyplot as plt
+    from dboost.inspection.plots import canvas
 
     folder.mkdir(parents=True, exist_ok=True)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    for k, one in enumerate(found):
-        curve, style = one["curve"], {"label": one["way"], "linewidth": 1.2, "color": f"C{k}"}
-        if one["bytes_read"]:
-            left.plot(np.maximum(curve["bytes"], 1) / 2**20, curve["loss"], **style)
-        right.plot(curve["seconds"], curve["loss"], **style)
-    left.set(xscale="log", xlabel="MiB read", ylabel="log loss on the deciding rows", title=name)
-    right.set(xscale="log", xlabel="seconds")
-    right.legend(fontsize="small")
-    figure.savefig(folder / f"arcbites_{name}.svg")
-    plt.close(figure)
+    with canvas.style(), canvas.detached():
+        left, right = canvas.new_axes(1, 2, width=11, height=4, sharey=True)[0]
+        for k, one in enumerate(found):
+            curve, style = one["curve"], {"label": one["way"], "linewidth": 1.2, **canvas.colour(k)}
+            if one["bytes_read"]:
+                left.plot(np.maximum(curve["bytes"], 1) / 2**20, curve["loss"], **style)
+            right.plot(curve["seconds"], curve["loss"], **style)
+        left.set(xlabel="MiB read", ylabel="log loss on the deciding rows", title=name)
+        right.set_xlabel("seconds")
+        for ax in (left, right):
+            ax.semilogx()
+            ax.grid()
+        right.legend(fontsize="small")
+        left.figure.savefig(folder / f"arcbites_{name}.svg", metadata={"Date": None})
 
 
 def setting(text: str) -> tuple[str, float]:

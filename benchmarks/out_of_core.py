@@ -290,29 +290,31 @@ def run(engine: str, files: list[str], limit: int, memory: int | None = None) ->
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Plot memory, and seconds and bytes per tree, against the size of the data."""
-    import matplotlib.pyplot as plt
+    from dboost.inspection.plots import canvas
 
     limit, figures = found["limit"], found["figures"]
     sizes = sorted(times for engine, times in figures if engine == "dboost" and "tree" in figures[engine, times])
     ours = [figures["dboost", times] for times in sizes]
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
-    for axis, key, unit, label in (
-        (axes[0], "added", 2**20, "MiB added at most"),
-        (axes[1], "tree", 1, "seconds a tree"),
-        (axes[2], "read", 2**30, "GiB read a tree"),
-    ):
-        axis.plot(sizes, [one[key] / unit for one in ours], "o-", label="dboost")
-        theirs = [(t, one[key]) for (engine, t), one in figures.items() if engine == "xgboost" and one.get(key) is not None]
-        if theirs:
-            axis.plot([t for t, _ in theirs], [value / unit for _, value in theirs], "s", label="XGBoost")
-        axis.set(xlabel="data, as a multiple of the limit", ylabel=label, ylim=(0, None), xticks=sizes)
-    axes[0].axhline(limit / 2**20, color="gray", linestyle=":", label="limit")
-    axes[1].plot(sizes, [one["read"] / found["disk"] for one in ours], ":", color="gray", label="disk alone")
-    for axis in axes[:2]:
-        axis.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with canvas.style(), canvas.detached():
+        axes = canvas.new_axes(1, 3, width=11, height=3.4)[0]
+        for axis, key, unit, label in (
+            (axes[0], "added", 2**20, "MiB added at most"),
+            (axes[1], "tree", 1, "seconds a tree"),
+            (axes[2], "read", 2**30, "GiB read a tree"),
+        ):
+            axis.plot(sizes, [one[key] / unit for one in ours], "o-", color=canvas.BLUE, label="dboost")
+            theirs = [(t, one[key]) for (engine, t), one in figures.items() if engine == "xgboost" and one.get(key) is not None]
+            if theirs:
+                values = [value / unit for _, value in theirs]
+                axis.plot([t for t, _ in theirs], values, "s", color=canvas.VERMILION, label="XGBoost")
+            axis.set(xlabel="data, as a multiple of the limit", ylabel=label, ylim=(0, None), xticks=sizes)
+            axis.grid(axis="y")
+        axes[0].axhline(limit / 2**20, color=canvas.GREY, linestyle=":", label="limit")
+        axes[1].plot(sizes, [one["read"] / found["disk"] for one in ours], ":", color=canvas.GREY, label="disk alone")
+        for axis in axes[:2]:
+            axis.legend(fontsize="small")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        axes[0].figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:

@@ -90,6 +90,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
                 dots = {"s": 7, "cmap": canvas.two_colors(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[~is_grey], at[~is_grey], c=rank[~is_grey], alpha=0.85, **dots)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+        ax.locator_params(axis="x", nbins=7)
         ax.set_yticks(lines, canvas.distinct(features[j].name for j in order))
         ax.set(xlabel=f"effect on the {shapley.unit} (Shapley value)", ylim=(-0.1, max(3.0, room.sum()) + 0.1))
         is_missing = np.isnan(block[:, order[~is_categorical]]).any()
@@ -100,7 +101,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         canvas.title(ax, f"What moved {shapley.subject}")
         canvas.bars(ax)
         if mesh is not None:
-            bar = canvas.colorbar(mesh, ax, ticks=[0, 1], pad=0.01, aspect=35, shrink=0.8)
+            bar = canvas.colorbar(mesh, ax, ticks=[0, 1], pad=0.01, aspect=50, fraction=0.05, shrink=0.8)
             bar.ax.set_yticklabels(["low", "high"])
             bar.set_label("value of the feature" if room.sum() > 6 else "value", fontsize=8, labelpad=-8)
             bar.solids.set_alpha(1)

@@ -99,12 +99,12 @@ def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> 
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
         _draw_shares(ax, is_class, probability, groups, weight)
         ax.set(
-            xlabel=f"predicted probability of {canvas.short(str(label))}",
-            ylabel="share of rows",
+            xlabel=f"predicted probability ({len(groups)} groups of rows)",
+            ylabel="share of rows (lines: 95 % intervals)",
             xlim=(-0.02, 1.02),
             ylim=(-0.02, 1.02),
         )
-        canvas.title(ax, f"Calibration ({len(groups)} groups, lines: 95 % intervals)")
+        canvas.title(ax, f"Calibration of P({canvas.short(str(label))})")
         ax.grid()
     return ax
 
@@ -185,12 +185,12 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
         text = f"the first tenth of the rows\nholds {tenth:.0%} of them: lift {tenth / 0.1:.1f}"
         canvas.note(ax, text, (0.1, tenth), (10, -5), va="top", fontsize=8.5, color=VERMILION, bbox=canvas.box(ax))
         ax.set(
-            xlabel="share of rows, most probable first",
+            xlabel="share of rows, most probable first\n(grey: perfect order; dashes: none)",
             ylabel=f"share of {canvas.short(str(label))} found",
             xlim=(0, 1),
             ylim=(0, 1.02),
         )
-        canvas.title(ax, "Lift (grey: perfect order; dashes: none)")
+        canvas.title(ax, f"Lift of P({canvas.short(str(label))})")
         ax.grid()
     return ax
 
