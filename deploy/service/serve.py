@@ -75,7 +75,7 @@ class Column:
             return cls(feature.name, "a value", None)
         return cls(feature.name, " or ".join(kind for kind, _ in kinds), tuple(t for _, types in kinds for t in types))
 
-    def read(self, row: Mapping[str, Any], details: dict[str, int]) -> Any:
+    def read(self, row: Mapping[str, Any], details: dict[str, Any]) -> Any:
         """Return the value of a row; raise `BadRequest` if there is none, or one of another type."""
         try:
             value = row[self.name]
@@ -117,7 +117,7 @@ class Model:
             raise BadRequest("the body must be a JSON object, a row by column name, or a list of such rows")
         return {"predictions": [self._predict(row, {"row": number}) for number, row in enumerate(body)], **self.details}
 
-    def _predict(self, row: Any, details: dict[str, int]) -> Any:
+    def _predict(self, row: Any, details: dict[str, Any]) -> Any:
         if not isinstance(row, dict):
             raise BadRequest(f"a row must be a JSON object by column name, not {json.dumps(row)[:60]}", **details)
         values = {column.name: column.read(row, details) for column in self._columns}

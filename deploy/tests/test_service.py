@@ -23,6 +23,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from tests.helpers.object_store import served as served_store
 
 SERVE = Path(__file__).parent.parent / "service" / "serve.py"
 
@@ -55,7 +56,7 @@ def train(max_iter: int = 10, **options: Any) -> dboost.Booster:
 class Service:
     """A running service; `log` are the lines that it has written."""
 
-    def __init__(self, model: Path, *options: str) -> None:
+    def __init__(self, model: Path | str, *options: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(SERVE), str(model), "--port", "0", "--check", "0.1", *options],
             stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SERVE.parents[2])},
@@ -248,9 +249,22 @@ def test_a_model_is_replaced_under_load_and_a_bad_file_is_not_used(tmp_path: Pat
             assert "error" not in service.health()[1]
         finally:
             ended.set()
-        assert all(one.result() > 0 for one in clients)
+        assert all(answers.result() > 0 for answers in clients)
     assert service.end() == 0
     assert sum("the model is not replaced" in line for line in service.log) >= 2
+
+
+@pytest.mark.slow
+def test_a_model_in_an_object_store_is_replaced(tmp_path: Path) -> None:
+    models = [train(max_iter) for max_iter in (2, 5)]
+    with served_store(tmp_path):
+        models[0].save("s3://lake/models/model.json")
+        service = Service("s3://lake/models/model.json")
+        for model in (models[0], models[1]):
+            model.save("s3://lake/models/model.json")
+            until(lambda model=model: service.health()[1]["model"] == model.sha256)  # type: ignore[misc]
+            assert service.ask(ROW)[1]["prediction"] == model.predict(pd.DataFrame([ROW])).tolist()[0]
+        assert service.end() == 0
 
 
 def test_sigterm_ends_the_service_after_the_requests_that_it_has(tmp_path: Path) -> None:
