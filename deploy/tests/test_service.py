@@ -270,7 +270,7 @@ def test_a_model_in_an_object_store_is_replaced(tmp_path: Path) -> None:
 def test_sigterm_ends_the_service_after_the_requests_that_it_has(tmp_path: Path) -> None:
     booster = train()
     booster.save(tmp_path / "model.json")
-    service = Service(tmp_path / "model.json", "--drain", "1")
+    service = Service(tmp_path / "model.json", "--drain", "2")
     body = json.dumps(ROW).encode()
     with service.connect() as idle, socket.create_connection(("127.0.0.1", service.port), timeout=60) as begun:
         idle.request("GET", "/health")
