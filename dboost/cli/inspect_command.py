@@ -58,7 +58,8 @@ def _print(console: Console, title: str, frame: pd.DataFrame) -> None:
     """Print the first rows of a table, unless it is empty. On a narrow terminal the texts are wrapped, not the numbers."""
     if frame.empty:
         return
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=any(frame.columns))
+    console.print(title, style="bold")  # not as the title of the table, which may be narrower
+    table = Table(show_header=any(frame.columns))
     for i, (name, values) in enumerate(frame.iloc[:SHOWN].items()):
         cells = list(map(_shown, values))
         is_text = i == 0 or not all(map(_NUMBER.fullmatch, cells))

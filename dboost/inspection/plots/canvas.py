@@ -200,12 +200,12 @@ def two_colors() -> Any:
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """Return the width of a text in points."""
+    """Return the width of a text in points; a text of a user may be escaped or not."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
     font = FontProperties(family=STYLE["font.sans-serif"], size=size, weight=weight)
-    return float(TextPath((0, 0), text or " ", prop=font).get_extents().width)
+    return float(TextPath((0, 0), plain(unescaped(text)) or " ", prop=font).get_extents().width)
 
 
 def fitting(text: str, width: float, size: float) -> str:
@@ -221,7 +221,7 @@ def title(ax: Any, text: str) -> None:
     font = STYLE["axes.titlesize"], STYLE["axes.titleweight"]
     figure = ax.figure
     room = 36.0 * figure.get_figwidth()  # names take less than half of the width
-    if text_width(unescaped(text), *font) > room:
+    if text_width(text, *font) > room:
         figure.draw_without_rendering()  # lays the axes out
         room = (figure.bbox.x1 - ax.get_window_extent().x0) * 72 / figure.dpi - 8
     ax.set_title(wrapped(text, room, *font))
@@ -232,7 +232,7 @@ def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and text_width(unescaped(longer), size, weight) > width:
+        if lines[-1] and text_width(longer, size, weight) > width:
             lines.append(word)
         else:
             lines[-1] = longer
