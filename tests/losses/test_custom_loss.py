@@ -249,6 +249,15 @@ def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
         assert np.isfinite(booster.predict(X)).all()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e5])
+def test_a_right_loss_that_overflows_far_from_the_target_is_believed(scale: float) -> None:
+    """cosh is infinite from 711 on: such a row says nothing of the derivative, and nothing of those of the other rows."""
+    target = (SIGNAL + 3) * scale
+    dboost.fit(X, target, loss=LogCosh(), max_iter=1, min_hessian=0.0)
+    with pytest.raises(dboost.ParameterError, match="gradient of loss 'WrongGradient' is not the derivative"):
+        dboost.fit(X, target, loss=WrongGradient(), max_iter=1)
+
+
 def test_losses_beyond_their_unit_do_not_warn() -> None:
     """Offsets far from the targets give losses up to 1e305."""
     offset = np.where(np.arange(N) % 2, 1e305, 0.0)
