@@ -541,6 +541,8 @@ def continue_on(
     """
     keywords = canonical(keywords | {"start_from": start_from})
     model = keywords.pop("start_from")
+    if isinstance(chunks, Booster) or isinstance(target, Booster):
+        raise InputTypeError("continue_on takes many tables; for one: dboost.fit(data, target, start_from=model)")
     if isinstance(chunks, str | os.PathLike) or is_stored_table(chunks):
         model = None if model is None else as_booster(model)
         chunks = _added_rows(chunks, model, keywords.get("source_name"))

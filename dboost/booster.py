@@ -515,7 +515,12 @@ class Booster:
         return self.set_calibration(calibration.calibrated_by_scores(self.outputs, y, raw, weights, coverage, training))
 
     def set_calibration(self, calibration: Calibration) -> Self:
-        """Set the margins of this model, which are part of its digest."""
+        """Set the margins of this model, which are part of its digest: those of `calibration` of another model."""
+        if not isinstance(calibration, Calibration):
+            raise InputTypeError(
+                f"set_calibration takes the calibration of another model, not {type(calibration).__name__}: calibrate(data, "
+                "target) finds that of held-out rows"
+            )
         self.ensemble = replace(self.ensemble, calibration=calibration)
         vars(self).pop("sha256", None)
         return self
@@ -1383,6 +1388,8 @@ class Booster:
         DataError, ModelFileError
             As of `predict` and of `save`.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise InputTypeError('the path of the page comes first: report("report.html", data, target)')
         if target is None and self.target_name is not None and data is not None and self.target_name in names_of_rows(data):
             target = self.target_name
         page.write(self, path, data, target, row_functions.ScoringRoles(sample_weight, self._offset_of(data, offset)), card)

@@ -46,6 +46,7 @@ from dboost.params import (
     shows_parameters,
     with_seed,
 )
+from dboost.params.peer_names import OF_CROSS_VALIDATION, unknown_attribute
 from dboost.prepared.dataset_files import is_prepared
 from dboost.prepared.dataset_rows import BinnedRows
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit, trim_memory
@@ -234,6 +235,9 @@ class CVResult:
         by_metric = best.groupby("metric", sort=False)["value"]
         read = {str(name): [as_read(str(name), float(value), loss) for value in values] for name, values in by_metric}
         return {name: (values[0][0], [value for _, value in values]) for name, values in read.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        raise unknown_attribute(self, name, hints=OF_CROSS_VALIDATION)
 
     def _repr_html_(self) -> str:
         scores = [

@@ -214,8 +214,8 @@ def plan(
     """
     if unknown:
         raise ParameterError(
-            f"plan: unknown parameter {next(iter(unknown))!r}: the fit is that of the defaults, with {ITERATIONS} iterations; "
-            "docs/guide/sizing.md has what other settings change"
+            f"plan: unknown parameter {next(iter(unknown))!r}: the fit is that of the defaults, with {ITERATIONS} iterations. "
+            "Memory hardly depends on other parameters, and the time grows with iterations and leaves"
         )
     n_rows, n_columns = _size_of(rows, columns)
     spec = _spec(n_rows, n_columns)

@@ -4,7 +4,8 @@ The error of a misspelt column is raised a dozen calls below `dboost.fit`. Its s
 the calls between tell a user nothing, and in a notebook they fill the screen. So the public functions cut the traceback of a
 `DBoostError` (`short_traceback`, and `short_tracebacks` for the methods of a class). The errors that caused it stay, without
 their frames in dboost and in libraries. Frames of the user's own code stay from the first one on: where a loss or a callback
-fails, they are what it shows. Other errors are bugs, of dboost or of a library, and keep all frames.
+fails, they are what it shows. Errors of scikit-learn's checks of estimators are cut, too. Other errors are bugs, of dboost or
+of a library, and keep all frames.
 
 The environment variable ``DBOOST_DEBUG=1`` keeps all frames of all errors, and so does ``--debug`` of the commands
 (`whole_tracebacks`).
@@ -105,7 +106,7 @@ def _cut(error: BaseException) -> None:
     if _is_whole.get() or os.environ.get("DBOOST_DEBUG", "0") not in ("", "0"):
         return
     users = _of_user(error)
-    if users is not None or isinstance(error, DBoostError | FitInterrupted):
+    if users is not None or isinstance(error, DBoostError | FitInterrupted) or _is_of_sklearn(error):
         error.__traceback__ = users
     cause, seen = _cause_of(error), {id(error)}
     while cause is not None and id(cause) not in seen:
@@ -113,6 +114,12 @@ def _cut(error: BaseException) -> None:
         if any(_is_of_dboost(frame) for frame in _frames(cause.__traceback__)):  # others were there before the call
             cause.__traceback__ = _of_user(cause)
         cause = _cause_of(cause)
+
+
+def _is_of_sklearn(error: BaseException) -> bool:
+    """Return whether scikit-learn has raised an error, in its checks of estimators and of their arguments."""
+    *_, last = _frames(error.__traceback__)
+    return str(last.tb_frame.f_globals.get("__name__")).startswith("sklearn.")
 
 
 def _of_user(error: BaseException) -> TracebackType | None:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the arguments; ``run`` of the result is the function of the command. Exit with status 2 if they are invalid."""
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"dboost {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"dboost {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for add in (_train, _predict, _inspect, _prepare, _cv, _plan, _demo, _warmup):
         command = add(commands)
@@ -73,7 +73,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments, others = parser.parse_known_args(words)
     if others:
         _check_options(parser, commands.choices, words[0], [f"--{word}" for word in others if "=" in word])
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+        is_target = len(others) == 1 and getattr(arguments, "target", "") is None
+        parser.error(f"unrecognized arguments: {' '.join(others)}{f'; write --target {others[0]}' if is_target else ''}")
     return arguments
 
 

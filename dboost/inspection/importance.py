@@ -58,6 +58,8 @@ def importance(
     options : arguments of `permutation_importance`.
     """
     options = dict(options or {})
+    if isinstance(kind, int):
+        raise InputTypeError(f"the kind comes first: plot_importance(max_features={kind}) draws so many features")
     if not isinstance(kind, str):
         raise InputTypeError('the kind comes first, then data and target: importance("permutation", data, target)')
     if kind == "permutation":

@@ -569,7 +569,9 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     version_pattern, target_pattern, digest_pattern = _COMPACT_LINES if is_compact else _JSON_LINES
     first_lines = version_pattern.match(data)
     if first_lines is None:
-        raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
+        other = "xgboost" if b'"learner"' in data[:4096] else "lightgbm" if data.startswith(b"tree\nversion=") else None
+        how = "" if other is None else f": dboost.from_{other}(path) converts models of that library"
+        raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged{how}")
     if (version := int(first_lines[1])) > VERSION:
         raise ModelFileError(
             f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"

@@ -278,7 +278,10 @@ class ClassOutputs(Outputs):
         return self.loss.finish(raw)
 
     def check_intervals(self) -> None:
-        raise ParameterError("there are no intervals: the model predicts classes, whose probabilities predict_proba returns")
+        raise ParameterError(
+            "there are no intervals: the model predicts classes, whose probabilities predict_proba returns; "
+            "sklearn.calibration.CalibratedClassifierCV(DBoostClassifier()) calibrates probabilities"
+        )
 
     def class_of(self, name: Any = None) -> tuple[int, Any]:
         k = _number_of(name, list(self.classes))

@@ -139,6 +139,8 @@ ALIASES: dict[str, str] = {
 }
 #: Aliases of the functions that predict.
 PREDICTION_ALIASES = _by_name({"X": "data", "raw_score": "output_margin", "n_threads": _THREADS})
+#: Those of the methods that interpret the trees.
+TREE_ALIASES = PREDICTION_ALIASES | _by_name({"max_features": "max_display max_num_features top_n top"})
 #: Aliases of the other methods of models.
 MODEL_ALIASES = _by_name(
     dict(
@@ -149,9 +151,9 @@ MODEL_ALIASES = _by_name(
         random_state="seed random_seed",
         decay="decay_rate refit_decay_rate",
         kind="importance_type",
-        max_features="max_num_features",
+        max_features="max_num_features max_display top_n top",
         path="fname filename",
-        i="tree_index",
+        i="tree_index num_trees",
     )
 )
 #: Names of rows and targets in the methods of scikit-learn.
@@ -240,12 +242,14 @@ HINTS = _by_name({
     "give eval_set and see the column train_loss of the history":
         "is_provide_training_metric training_metric is_training_metric train_metric eval_train_metric",
     "see the frame history of the model": "evals_result",
-    _CHECKPOINT: "snapshot_freq save_period snapshot_file snapshot_interval save_snapshot train_dir allow_writing_files",
+    _CHECKPOINT:
+        "resume resume_from checkpoint_path checkpoint_dir snapshot_freq save_period snapshot_file snapshot_interval "
+        "save_snapshot train_dir allow_writing_files",
     _FILES:
         "header has_header label_column weight_column group_column query_column ignore_column blacklist ignore_feature "
         "ignored_features two_round two_round_loading use_two_round_loading save_binary is_save_binary is_save_binary_file "
         "data_random_seed parser_config_file precise_float_parser column_description feature_name feature_names "
-        "data_has_header data_filename config config_file task train train_data train_data_file data_seed",
+        "data_has_header data_filename config config_file train train_data train_data_file data_seed",
     _SCALAR_LEVEL: "alpha",
     "give quantile": "quantile_alpha quantiles",
     "give huber_alpha, which is a quantile of the residuals": "huber_slope delta",
@@ -271,10 +275,14 @@ HINTS = _by_name({
         "path_smooth cegb_tradeoff cegb_penalty_split cegb_penalty_feature_lazy cegb_penalty_feature_coupled ccp_alpha "
         "min_impurity_decrease min_weight_fraction_leaf min_samples_split penalties_coefficient first_feature_use_penalties "
         "per_object_feature_penalties model_shrink_rate model_shrink_mode",
-    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes",
+    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes max_memory memory memory_budget",
     "give step: 'leaf', 'line_search' or 'constant'":
         "leaf_estimation_method leaf_estimation_iterations leaf_estimation_backtracking",
     "give start_from": "input_model model_in model_input warm_start",
+    "give offset the logarithm of the exposure, such as offset=np.log(exposure), for losses whose raw score is one": "exposure",
+    "give filter, such as filter=\"age > 30\"": "where",
+    "the target decides, or loss: \"log_loss\" for classes, \"squared_error\" for numbers": "task",
+    "give features, the columns to use": "drop drop_columns exclude",
     "the classes are those of the target: leave it out": "num_class num_classes classes_count class_names",
     "give callbacks": "monitor",
     "give max_delta_step": "poisson_max_delta_step",
@@ -317,6 +325,8 @@ PREDICTION_HINTS = _by_name({
         "output_result name_pred pred_name predict_name predict_result prediction_name prediction_result",
     "all trees predict: leave it out, or give iteration_range": "pred_early_stop pred_early_stop_freq pred_early_stop_margin",
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
+    "call predict_proba(X)": "proba probability probabilities",
+    "call drift(X)": "check_drift drift",
     "dboost has no DART: leave it out": "training",
 })  # fmt: skip
 #: Those of methods whose result has no offset.
@@ -329,15 +339,22 @@ MODEL_HINTS = _by_name({
         "num_iteration start_iteration end_iteration iteration iteration_range ntree_limit best_ntree_limit",
     "the rows of the same table are chosen by filter or before: leave it out": "subset",
     "draw on ax: give ax, and change it afterwards":
-        "height width xlim ylim title xlabel ylabel figsize dpi grid precision orientation show_info rankdir num_trees fmap "
+        "height width xlim ylim title xlabel ylabel figsize dpi grid precision orientation show_info rankdir fmap "
         "show_values values_format color",
     "a table has its own settings: leave it out": "dataset_params",
     "there are plots as those of report: leave it out": "file format pool",
 })  # fmt: skip
 #: Those of methods that predict intervals.
-INTERVAL_HINTS = PREDICTION_HINTS | dict.fromkeys(
-    ("iteration_range", *(name for name, hint in PREDICTION_HINTS.items() if "iteration_range" in hint)),
-    "margins are those of all iterations: leave it out",
+INTERVAL_HINTS = (
+    PREDICTION_HINTS
+    | dict.fromkeys(
+        ("iteration_range", *(name for name, hint in PREDICTION_HINTS.items() if "iteration_range" in hint)),
+        "margins are those of all iterations: leave it out",
+    )
+    | dict.fromkeys(
+        ("alpha", "coverage", "level", "confidence", "confidence_level", "quantiles"),
+        "the share of rows within intervals is that of calibrate(data, target, coverage=0.9)",
+    )
 )
 _STUDY = "call dboost.cv(data, target) in the objective of a study of Optuna"
 #: What to use in place of attributes and methods of other libraries' models, of shap, and of names that are likely. Calls are
@@ -355,7 +372,7 @@ ATTRIBUTES = _by_name({
     "see client, the parameter of an estimator": "client_",
     "models of clusters are those of one process: the model itself predicts here": "to_local",
     "models have no coefficients: call importance(kind), or shap_values(X)": "coef_ intercept_ coef intercept coefficients",
-    "models do not change, so they need no copies": "copy reset clone",
+    "call copy.copy(model)": "copy reset clone",
     "models do not change: call dboost.fit(data, target, …)":
         "set_param set_params load_config reset_parameter set_leaf_output shuffle_models boost add_valid set_train_data_name "
         "set_network free_network free_dataset",
@@ -529,7 +546,8 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
 
     known : our names.
     """
-    for table, prefix in ((hints, ""), (HINTS, ""), (PREDICTION_HINTS, "it is about predictions: ")):
+    of_fits = "" if hints is HINTS else "of a fit: "
+    for table, prefix in ((hints, ""), (HINTS, of_fits), (PREDICTION_HINTS, "it is about predictions: ")):
         if name in table:
             return f": {prefix}{table[name]}"
     ours = ALIASES.get(name, name)
@@ -615,19 +633,38 @@ def unknown_in_module(name: str, known: Collection[str], of_models: Collection[s
     return AttributeError(message, name=name)
 
 
-def unknown_attribute(owner: Any, name: str, model: type | None = None) -> AttributeError:
+#: What to use in place of attributes of other libraries' results of a cross-validation.
+OF_CROSS_VALIDATION = _by_name({
+    "see best_score, and summary for all iterations": "mean mean_score cv_results_ best_score_ mean_test_score std",
+    "see best_iteration": "best_iteration_ n_iter_ num_boost_round",
+    "see scores, a row for each fold and iteration": "to_frame to_pandas as_pandas results items keys values history",
+    "see boosters": "models estimators cvbooster best_estimator_",
+})  # fmt: skip
+#: The same of what callbacks get.
+OF_ITERATIONS = _by_name({
+    "see record, the metrics by column of the history":
+        "evaluation_result_list evaluation_results evals_log metrics scores score losses",
+    "see iteration, which counts from 1": "epoch begin_iteration end_iteration n_iter step",
+})  # fmt: skip
+
+
+def unknown_attribute(
+    owner: Any, name: str, model: type | None = None, hints: Mapping[str, str] | None = None
+) -> AttributeError:
     """Return the error for an attribute that was not found: of a property, its own one; else with what to use.
 
-    owner : the model or estimator; model : of an estimator, the class of `booster_`.
+    owner : the model or estimator; model : of an estimator, the class of `booster_`; hints : the table that applies, default
+    `ATTRIBUTES`.
     """
+    hints = ATTRIBUTES if hints is None else hints
     if hasattr(type(owner), name):
         try:
             object.__getattribute__(owner, name)
         except AttributeError as error:
             return error
     message = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    if name in ATTRIBUTES:
-        message += f": {ATTRIBUTES[name]}"
+    if name in hints:
+        message += f": {hints[name]}"
     elif not name.startswith("_") and not name.endswith("_"):  # scikit-learn asks for such names
         if hasattr(model, name):
             return AttributeError(f"{message}: it is of the model, booster_.{name}", name=name)
@@ -683,6 +720,6 @@ def serves_peer_names(cls: C) -> C:
 #: Decorates the methods that predict.
 accepts_names_of_predictions = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=PREDICTION_HINTS)
 #: Decorates the methods that interpret the trees, whose results have no offset.
-accepts_names_of_trees = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=TREE_HINTS)
+accepts_names_of_trees = partial(accepts_peer_names, aliases=TREE_ALIASES, hints=TREE_HINTS)
 #: Decorates the methods that predict intervals.
 accepts_names_of_intervals = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=INTERVAL_HINTS)

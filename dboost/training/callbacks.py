@@ -11,6 +11,7 @@ from typing import Any
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import EarlyStopping
+from dboost.params.peer_names import OF_ITERATIONS, unknown_attribute
 
 
 @dataclass(slots=True)  # so that assigning to an unknown attribute is an error
@@ -25,6 +26,9 @@ class Iteration:
     record: dict[str, Any]  # the iteration's row of `Booster.history`
     model: Callable[[], Ensemble]  # assembles and returns the `Ensemble` with the trees grown so far
     learning_rate: float  # of this iteration
+
+    def __getattr__(self, name: str) -> Any:
+        raise unknown_attribute(self, name, hints=OF_ITERATIONS)
 
 
 #: A callback may return True to stop the fit after this iteration.

@@ -202,7 +202,8 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     checked = (callbacks,) if callable(callbacks) or not np.iterable(callbacks) else tuple(callbacks)
     for callback in checked:
         if not callable(callback):
-            raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}")
+            where = "; give early_stopping=dboost.EarlyStopping(…)" if isinstance(callback, EarlyStopping) else ""
+            raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}{where}")
     return checked
 
 

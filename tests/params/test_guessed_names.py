@@ -6,8 +6,10 @@ import importlib
 import inspect
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from dboost import Booster, DBoostClassifier, DBoostRegressor
 from dboost.cli.arguments import ELSEWHERE, gather, keywords, parse
 from dboost.params import Parameters
 from dboost.params.peer_names import ALIASES, ATTRIBUTES, COMMANDS, MODULE
+from tests.helpers.shown_frames import frames_of_dboost
 
 RNG = np.random.default_rng(0)
 X = pd.DataFrame({"a": RNG.normal(size=200), "b": RNG.normal(size=200)})
@@ -47,6 +50,53 @@ OF_MODELS = """
 #: What has no call: the answer is all that there is to say.
 WITHOUT_CALL = {"copy", "reset", "clone", "to_local"}
 CALL = re.compile(r"(?:call|see(?: the frame)?|use|give|mean|to|the loss) ([a-zA-Z]\w*(?:\.\w+)*)|\bbooster_?\.(\w+)")
+
+
+#: Other objects, what is asked of them, and words of the answer.
+OF_RESULTS = [
+    (lambda: cross_validated().mean(), "see best_score"),
+    (lambda: cross_validated().to_frame(), "see scores"),
+    (lambda: cross_validated().bestscore, "did you mean best_score"),
+    (lambda: dboost.fit(X, Y, callbacks=[lambda env: env.evaluation_result_list], **SMALL), "see record"),
+    (lambda: dboost.fit(X, Y, callbacks=[dboost.EarlyStopping(3)], **SMALL), "give early_stopping=dboost.EarlyStopping"),
+    (lambda: dboost.fit(X, Y, exposure="a"), "give offset"),
+    (lambda: dboost.fit(X, Y, resume=True), "give checkpoint"),
+    (lambda: dboost.fit(X, Y, where="a > 1"), "give filter"),
+    (lambda: dboost.fit(X, Y, max_memory="1GiB"), "give memory_limit"),
+    (lambda: dboost.fit(X, Y, task="classification"), "the target decides"),
+    (lambda: models()["Booster"].predict(X, proba=True), "call predict_proba"),
+    (lambda: models()["Booster"].predict(X, alpha=3.0), "of a fit: give quantile"),
+    (lambda: models()["Booster"].predict_interval(X, alpha=0.1), "calibrate\\(data, target, coverage=0.9\\)"),
+    (lambda: models()["Booster"].plot_importance(5), "plot_importance\\(max_features=5\\)"),
+    (lambda: models()["Booster"].report(X), "the path of the page comes first"),
+    (lambda: models()["Booster"].set_calibration(X), "takes the calibration of another model"),
+    (lambda: models()["classifier"].booster_.calibrate(X, Y > 0), "CalibratedClassifierCV"),
+    (lambda: list(dboost.continue_on(models()["Booster"], X)), "for one: dboost.fit"),
+    (lambda: dboost.plan(rows=1000, columns=5, n_estimators=5), "the time grows with iterations"),
+    (lambda: models()["regressor"].predict(X[["b", "a"]]), "must be in the same order"),
+    (lambda: DBoostRegressor().predict(X), "is not fitted yet"),
+]
+
+
+@cache
+def cross_validated() -> dboost.CVResult:
+    return dboost.cv(X, Y, folds=2, progress=False, **SMALL)
+
+
+@pytest.mark.parametrize(("call", "words"), OF_RESULTS)
+def test_guesses_of_results_and_keywords(call: Callable[[], Any], words: str) -> None:
+    """The answer says what to use, and shows no call inside dboost but that for the name of an attribute."""
+    with pytest.raises((dboost.DBoostError, AttributeError, ValueError), match=words) as caught:
+        call()
+    assert len(frames_of_dboost(caught.value)) <= 2
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_the_file_of_another_library_names_the_function_that_reads_it(library: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text('{"learner":{"attributes":{}}}' if library == "xgboost" else "tree\nversion=v4\n")
+    with pytest.raises(dboost.ModelFileError, match=f"dboost.from_{library}"):
+        dboost.load(path)
 
 
 @cache
@@ -183,6 +233,7 @@ def test_parameters_of_learning_as_options(command: str, capsys: pytest.CaptureF
         ("predict m.json x.csv --output p.csv --max-iter 3", "it is a parameter of dboost train"),
         ("prepare x.csv --target y --output f --learning-rate 1", "it is a parameter of dboost train"),
         ("inspect m.json --report r.html", "--report: use --html"),
+        ("train x.csv income", "unrecognized arguments: income; write --target income"),
         ("cv x.csv --target y --nfold 3", "--nfold: use --folds"),
     ],
 )
