@@ -62,7 +62,7 @@ def test_categories_of_large_integers_are_exact(kind: str, tmp_path: Path) -> No
         predicted = np.asarray(model.predict(table[["x"]]))
         assert predicted.dtype == y.dtype and (predicted == y).mean() > 0.9
     lazy = booster.predict_proba(dd.from_pandas(table, npartitions=2)).compute()
-    assert list(lazy.columns) == [str(label) for label in labels.tolist()]
+    assert list(lazy.columns) == labels.tolist()
     booster.to_xgboost_json(tmp_path / "xgb.json")
 
 

@@ -86,7 +86,8 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
         }.items()
         for name in names.split()
     ),
-    (lambda: fit(loss="rank:ndcg"), "or a dboost.losses.Loss of your own$"),
+    (lambda: fit(loss="nothing"), "or a dboost.losses.Loss of your own$"),
+    (lambda: fit(loss="rank:ndcg"), "dboost has no losses for ranking: "),
     (lambda: fit(l2_regularization=float("nan")), "l2_regularization=nan must be a number of at least 0"),
     (lambda: fit(min_gain=float("inf")), "min_gain=inf must be a number"),
     (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set, or validation_fraction"),

@@ -27,7 +27,9 @@ def column_named(value: Any, data: Any) -> str | None:
 def _only_name(value: Any, data: Any) -> Any:
     """Return the name of the column if a value is a list, an array or an Index of one name, else the value as it is."""
     has_items = isinstance(value, list | np.ndarray) or is_a(value, "pandas", "Index")
-    if not has_items or isinstance(data, np.ndarray) or np.shape(value) != (1,) or not isinstance(value[0], str):
+    if not has_items or isinstance(data, np.ndarray) or getattr(value, "ndim", 1) != 1 or len(value) != 1:
+        return value
+    if not isinstance(value[0], str):
         return value
     names = names_of_table(data)
     return value[0] if names is None or names.find(value[0]) is not None else value
