@@ -5,7 +5,7 @@ row, the histograms of a tree, the rule by which a worker keeps its rows in memo
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
 as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory`). All
 columns are taken as numeric, with 255 bins: the most that a column of up to 255 values or categories takes. The fit is that of
-the defaults: squared error, `ITERATIONS` iterations, 31 leaves; docs/guide/sizing.md has what other settings change.
+the defaults: squared error, `ITERATIONS` iterations, 31 leaves.
 
 **Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`cluster.worker.host_trainers`), if
 its memory has room for them. Then rounds are between hosts only. The plan of a client's cluster groups its workers by the rule

@@ -14,8 +14,12 @@ __all__ = ["mlflow", "optuna"]
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return importlib.import_module(f"dboost.integrations.{name}")
-    raise AttributeError(f"module 'dboost.integrations' has no attribute {name!r}")
+    module = "mlflow" if name == "autolog" else "optuna" if "Pruning" in name else None
+    hint = (
+        "" if module is None else f": see dboost.integrations.{module}.{'autolog' if name == 'autolog' else 'PruningCallback'}"
+    )
+    raise AttributeError(f"module 'dboost.integrations' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -422,10 +422,11 @@ ATTRIBUTES = _by_name({
     "call plot_residuals(data, target)":
         "plot_residual plot_errors plot_prediction_error plot_predictions plot_actual_vs_predicted residuals",
     "call drift(data)": "plot_drift data_drift detect_drift check_drift psi monitor",
-    "call report(path, data, target)": "summary explain_model to_html html dashboard save_report make_report describe profile",
+    "call report(path, data, target)": "summary explain_model to_html html dashboard save_report "
+        "make_report describe profile classification_report",
     "call to_frame()":
         "trees_to_dataframe get_dump dump_model estimators_ get_tree_leaf_counts get_split_value_histogram get_leaf_output "
-        "lower_bound upper_bound to_dataframe to_df to_pandas",
+        "lower_bound upper_bound to_dataframe to_df to_pandas to_text export_text to_string",
     "call apply(X)": "predict_leaf predict_leaves leaf_index leaf_indices get_leaves calc_leaf_indexes pred_leaf decision_path",
     "call predict_proba(X) of a classifier": "predict_log_proba predict_proba staged_predict_proba predict_probability",
     "call predict(X)": "inplace_predict predict_one predict_raw_data predict_classes",

@@ -56,6 +56,9 @@ CALL = re.compile(r"(?:call|see(?: the frame)?|use|give|mean|to|the loss) ([a-zA
 OF_RESULTS = [
     (lambda: cross_validated().mean(), "see best_score"),
     (lambda: cross_validated().to_frame(), "see scores"),
+    (lambda: dboost.integrations.OptunaPruningCallback, "see dboost.integrations.optuna.PruningCallback"),
+    (lambda: models()["Booster"].to_text(), "call to_frame"),
+    (lambda: models()["Booster"].classification_report(), "call report"),
     (lambda: cross_validated().bestscore, "did you mean best_score"),
     (lambda: dboost.fit(X, Y, callbacks=[lambda env: env.evaluation_result_list], **SMALL), "see record"),
     (lambda: dboost.fit(X, Y, callbacks=[dboost.EarlyStopping(3)], **SMALL), "give early_stopping=dboost.EarlyStopping"),
