@@ -318,7 +318,10 @@ def test_a_plan_is_a_frozen_record_that_prints() -> None:
         ({"rows": 28, "columns": 10**9}, "columns=1,000,000,000 is more than 1,000,000: give the rows first"),
         ({"workers": True}, "workers=True"),
         ({"worker_thread": 2}, "plan: unknown parameter 'worker_thread'"),
-        ({"max_iter": 200}, "plan: unknown parameter 'max_iter': the fit is that of the defaults, with 100 iterations. Memory hardly"),
+        (
+            {"max_iter": 200},
+            "plan: unknown parameter 'max_iter': the fit is that of the defaults, with 100 iterations. Memory hardly",
+        ),
         ({"worker_memory": "much"}, "worker_memory='much'"),
         ({"worker_memory": "100MiB"}, "too small for trees of 31 leaves"),
         ({"worker_memory": "750MiB", "rows": 10**9}, "one for each of worker_threads"),
