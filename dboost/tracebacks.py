@@ -1,4 +1,4 @@
-"""The traceback of an error that leaves dboost: the frames of the user's code, and one of dboost.
+"""The traceback of an error that leaves dboost: it ends at the user's own line.
 
 The error of a misspelt column is raised a dozen calls below `dboost.fit`. Its sentence names the column, the rows or the file;
 the calls between tell a user nothing, and in a notebook they fill the screen. So the public functions cut the traceback of a
@@ -50,7 +50,7 @@ def whole_tracebacks() -> Iterator[None]:
 
 
 def short_traceback(function: F) -> F:
-    """Decorate a function, a generator function or a coroutine function: errors of dboost leave it with its frame alone."""
+    """Decorate a function, a generator function or a coroutine function: no frame of dboost is left in its errors."""
     call: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
@@ -86,7 +86,7 @@ def short_traceback(function: F) -> F:
 
 
 def short_tracebacks(cls: C) -> C:
-    """Decorate a class: errors of dboost leave its public methods and properties with one frame of dboost."""
+    """Decorate a class: as `short_traceback`, all public methods and properties."""
     for name, member in [*vars(cls).items()]:
         if name.startswith("_") and name not in _SPECIAL:
             continue
