@@ -217,7 +217,8 @@ class Booster:
 
         Each has ``label`` (the fit's `source_name`), ``rows``, ``first_iteration`` and ``last_iteration`` (from 1, both
         included; a source without iterations has a last one below the first), ``parameters``, and ``data_digest`` of schema and
-        counts. Fits that continued a model also have ``unexplained_loss`` (the model's loss on the new rows divided by that of
+        counts. Fits with an offset also have ``offset``: the name of its column, or True if values were given. Fits that
+        continued a model also have ``unexplained_loss`` (the model's loss on the new rows divided by that of
         the best constant; None where the constant has no loss) and ``steps``, the parameters of the new trees after shrinkage.
         If learning rates differ (`learning_rate` as a schedule, or set by a callback), ``learning_rates`` has that of each
         iteration.
@@ -1512,7 +1513,7 @@ class Booster:
     def _offset_of(self, data: Any, offset: Any) -> Any:
         if isinstance(data, row_functions.Block):
             return offset  # it has its own
-        return offset_of_rows(data, offset, self.ensemble.offset_name)
+        return offset_of_rows(data, offset, self.ensemble.offset)
 
     def _evaluated(self, data: Any, target: Any, sample_weight: Any, offset: Any) -> row_functions.EvaluatedRows:
         return row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight, self._offset_of(data, offset))

@@ -237,7 +237,7 @@ class Outcome:
 
 
 def without_offset_name(booster: Booster) -> Booster:
-    """Forget the name of the column of offsets, which a fit with values does not know, and which rows to predict have here."""
+    """Forget the offset, which has no name in a fit with values, and which rows to predict have here."""
     sources = tuple({key: value for key, value in source.items() if key != "offset"} for source in booster.ensemble.sources)
     booster.ensemble = replace(booster.ensemble, sources=sources)
     return booster

@@ -139,10 +139,10 @@ class Ensemble:
         return replace(self, trees=trees, averages=False)
 
     @property
-    def offset_name(self) -> str | None:
-        """Name of the column that raw scores of the last source's rows started at; None without, or if values were given."""
-        name: str | None = self.sources[-1].get("offset") if self.sources else None
-        return name
+    def offset(self) -> str | bool | None:
+        """The column that raw scores of the last source's rows started at; True if values were given; None without offsets."""
+        offset: str | bool | None = self.sources[-1].get("offset") if self.sources else None
+        return offset
 
     @property
     def outputs(self) -> Outputs:

@@ -425,7 +425,7 @@ _SOURCE: Shape = {
     "last_iteration": Within(0),
     "parameters?": _PARAMETERS,
     "data_digest?": (str, None),
-    "offset?": str,
+    "offset?": (str, bool),
     "unexplained_loss?": (float, None),
     "steps?": _PARAMETERS,
     "learning_rates?": [float],  # of the iterations, if they differ
@@ -444,6 +444,7 @@ def _check_sources(sources: list[Any], n_features: int, n_outputs: int, n_iterat
         _shape(source, _SOURCE, label)
         first, before, last = source["first_iteration"], last, source["last_iteration"]
         _check(before < first <= last + 1 and last <= n_iterations, f"the iterations of {label}, {first} to {last}, do not fit")
+        _check(source.get("offset") is not False, f"the offset of {label} is neither a name nor true")
         rates = source.get("learning_rates")
         if rates is not None:
             _check(len(rates) == last + 1 - first, f"{label} has {len(rates)} learning rates for {last + 1 - first} iterations")

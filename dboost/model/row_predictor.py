@@ -65,7 +65,7 @@ class RowPredictor:
         self._start = self._baseline if self._n_averaged is None else np.zeros_like(self._baseline)
         self._finish, self._predict, self._origin = finish, predict, origin
         self._width, self._offset_outputs = len(ensemble.features), ensemble.outputs.offset_outputs
-        self._offset_name = ensemble.offset_name
+        self._offset_of_model = ensemble.offset
         self._names = [feature.name for feature in ensemble.features]
         #: Of each feature the codes of its levels (None: it is numeric), and the types of values that need no conversion.
         self._codes = [_codes_of(feature.categories) for feature in ensemble.features]
@@ -74,8 +74,8 @@ class RowPredictor:
 
     def __call__(self, row: Any, *, offset: Any = None) -> Any:
         """Predict; see `Booster.predictor`."""
-        if offset is None and self._offset_name is not None:
-            offset = self._remembered(row)
+        if offset is None and self._offset_of_model is not None:
+            offset = _remembered(row, self._offset_of_model)
         has_none = offset is False
         offset = None if offset is None or has_none else _numbers(offset)
         if self._takes_arrays and type(row) is np.ndarray and row.dtype.kind in "fiub":
@@ -101,13 +101,6 @@ class RowPredictor:
         if values.dtype.kind == "U":
             values = values.astype(object)
         return values[0] if is_row else values
-
-    def _remembered(self, row: Any) -> Any:
-        """Return the offset in a row by the name that the model was trained with; False, with a warning, if it is not there."""
-        if isinstance(row, Mapping) and self._offset_name in row:
-            return row[self._offset_name]
-        warn_of_missing_offset(str(self._offset_name))
-        return False
 
     def __reduce__(self) -> tuple[Callable[..., RowPredictor], tuple[Any, ...]]:
         return self._origin
@@ -176,6 +169,14 @@ def _types_of(feature: Feature) -> frozenset[type]:
 
 def _is_row(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def _remembered(row: Any, of_model: str | bool) -> Any:
+    """Return the offset in a row by the name that the model was trained with; False, with a warning, if it is not there."""
+    if isinstance(of_model, str) and isinstance(row, Mapping) and of_model in row:
+        return row[of_model]
+    warn_of_missing_offset(of_model)
+    return False
 
 
 def _numbers(offset: Any) -> np.ndarray:

@@ -346,9 +346,9 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
     }
-    offset = loop.plan.request.roles.get("offset")
-    if isinstance(offset, str) and len(empty.classes or ()) <= 2:  # the name of a column; of more classes it has no effect
-        source["offset"] = offset
+    if "offset" in loop.backend.roles and len(empty.classes or ()) <= 2:  # of more classes it has no effect
+        name = loop.plan.request.roles.get("offset")
+        source["offset"] = name if isinstance(name, str) else True
     if warm_start.is_new_source:
         source |= damping_notes(loop.plan.learning, loop.target_stats.unexplained)
     source = with_rates(source, loop.rates_until(len(trees) // k))

@@ -101,8 +101,9 @@ class Model:
         self.loaded = datetime.now(UTC).isoformat(timespec="seconds")
         self._predictor = booster.predictor(output)
         self._columns = [Column.of(feature) for feature in booster.features]
-        if booster.ensemble.offset_name is not None:  # where raw scores start
-            self._columns.append(Column(booster.ensemble.offset_name, "a number", (int, float), may_be_missing=False))
+        offset = booster.ensemble.offset  # where raw scores start
+        if isinstance(offset, str):
+            self._columns.append(Column(offset, "a number", (int, float), may_be_missing=False))
         self.details: dict[str, Any] = {"model": self.sha256}
         if output == "probability":
             self.details = {"classes": np.asarray(booster.classes_).tolist()} | self.details

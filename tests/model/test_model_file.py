@@ -218,6 +218,8 @@ def test_a_forgery_without_a_change_is_read() -> None:
         (put("sources", 0, "first_iteration", 1.0), "source 0.first_iteration is 1.0, not an integer at least 1"),
         (put("sources", 0, "label", ["a"]), "source 0.label is a list, not text or null"),
         (put("sources", 0, "summary", []), "source 0.summary is a list, not a mapping"),
+        (put("sources", 0, "offset", None), "source 0.offset is None, not text or true or false"),
+        (put("sources", 0, "offset", False), "the offset of source 0 is neither a name nor true"),
         (put("loss", "name", "log_loss"), "the loss 'log_loss' and the classes do not fit"),
         (put("classes_dtype", 3), "classes_dtype is not a string"),
         (put("best_iteration", 1.5), "best_iteration"),

@@ -236,23 +236,48 @@ TABLES: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 }
 
 
+def of_values(data: Any = FRAME, **more: Any) -> dboost.Booster:
+    return dboost.fit(data, "claims", loss="poisson", features=FEATURES, offset=FRAME.exposure, **SETTINGS, **more)
+
+
+#: Models whose offset was a column, and values, and how they warn of rows without it.
+WITHOUT = {
+    "column": "trained with offset='exposure', a column that these rows do not have, so their raw scores start at 0: give",
+    "values": "trained with an offset, and these rows have none, so their raw scores start at 0: give offset=…",
+}
+
+
+@pytest.fixture(scope="module")
+def models(booster: dboost.Booster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dboost.Booster]:
+    path = tmp_path_factory.mktemp("models") / "model.json"
+    of_values().save(path)
+    return {"column": booster, "values": dboost.load(path)}
+
+
 @pytest.mark.parametrize("table", TABLES)
-def test_rows_without_the_column(booster: dboost.Booster, table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", WITHOUT)
+def test_rows_without_an_offset(models: dict[str, dboost.Booster], offset: str, table: str, tmp_path: Path) -> None:
     """Rows with it are cells of the table of readers."""
-    with pytest.warns(UserWarning, match="offset='exposure', a column that these rows do not have") as caught:
-        predicted = booster.predict(TABLES[table](FRAME[FEATURES], tmp_path))
+    rows = FRAME[FEATURES] if offset == "column" else FRAME
+    with pytest.warns(UserWarning, match=WITHOUT[offset]) as caught:
+        predicted = models[offset].predict(TABLES[table](rows, tmp_path))
     assert caught[0].filename == __file__
     predicted = predicted.read_all()["prediction"] if hasattr(predicted, "read_all") else predicted
     without = np.asarray(predicted.compute() if hasattr(predicted, "compute") else predicted)
-    np.testing.assert_array_equal(without, booster.predict(FRAME, offset=False))
+    np.testing.assert_array_equal(without, models[offset].predict(FRAME, offset=False))
 
 
-def test_rows_of_a_predictor_have_the_remembered_offset(booster: dboost.Booster) -> None:
+@pytest.mark.parametrize("offset", WITHOUT)
+def test_rows_of_a_predictor_have_the_remembered_offset(models: dict[str, dboost.Booster], offset: str) -> None:
+    booster = models[offset]
     predictor, row = booster.predictor(), FRAME.iloc[3]
-    assert predictor(row[[*FEATURES, "exposure"]].to_dict()) == booster.predict(FRAME)[3]
+    with_offset = booster.predict(FRAME, offset="exposure")[3]
+    assert predictor(row[FEATURES].to_list(), offset=row.exposure) == with_offset
+    if offset == "column":
+        assert predictor(row[[*FEATURES, "exposure"]].to_dict()) == with_offset
     rates = [predictor(row[FEATURES].to_dict(), offset=False), predictor(row[FEATURES].to_list(), offset=False)]
     for values in (row[FEATURES].to_dict(), row[FEATURES].to_numpy(float), row[FEATURES].to_list(), [*row[FEATURES], None][:3]):
-        with pytest.warns(UserWarning, match="a column that these rows do not have"):
+        with pytest.warns(UserWarning, match=WITHOUT[offset]):
             rates.append(predictor(values))
     assert rates == [booster.predict(FRAME, offset=False)[3]] * 6
 
@@ -274,9 +299,42 @@ def test_derived_models_remember_the_column(booster: dboost.Booster, derived: st
     np.testing.assert_array_equal(model.predict(FRAME, raw_score=True), raw)
 
 
-def test_values_and_offsets_without_effect_are_not_remembered() -> None:
-    values = dboost.fit(FRAME, "claims", loss="poisson", features=FEATURES, offset=FRAME.exposure, max_iter=1, progress=False)
-    assert "offset" not in values.ensemble.sources[0]
+def prepared(path: Path) -> dboost.Booster:
+    with dboost.prepare(FRAME, "claims", features=FEATURES, offset=FRAME.exposure, path=path / "data") as data:
+        return dboost.fit(data, loss="poisson", **SETTINGS)
+
+
+#: How a model comes to values of an offset.
+OF_VALUES: dict[str, Callable[[Path], dboost.Booster]] = {
+    "fit": lambda path: of_values(),
+    "classes": lambda path: dboost.fit(FRAME, "late", features=FEATURES, offset=FRAME.exposure, **SETTINGS),
+    "estimator": lambda path: DBoostRegressor(max_iter=2).fit(FRAME[FEATURES], FRAME.claims, offset=FRAME.exposure).booster_,
+    "prepared": prepared,
+    "cv": lambda path: dboost.cv(FRAME, "late", features=FEATURES, offset=FRAME.exposure, folds=2, **SETTINGS).boosters[0],
+    "Dask": lambda path: of_values(dd.from_pandas(FRAME, npartitions=2)),
+    "in files": lambda path: of_values(memory_limit="64MiB"),
+    "checkpoint": lambda path: of_values(checkpoint=path / "checkpoint"),
+    "continued": lambda path: dboost.fit(
+        FRAME, "claims", offset=FRAME.exposure, start_from=of_values(), max_iter=2, progress=False
+    ),
+    "refitted": lambda path: of_values().refit_leaves(FRAME, "claims", offset=FRAME.exposure),
+    "no trees": lambda path: of_values().truncate(0),
+}
+
+
+@pytest.mark.parametrize("model", OF_VALUES)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_values_are_remembered_as_such(model: str, tmp_path: Path) -> None:
+    OF_VALUES[model](tmp_path).save(tmp_path / "model.json")
+    booster = dboost.load(tmp_path / "model.json")
+    assert booster.sources[-1]["offset"] is True
+    for offset in (FRAME.exposure, False):
+        booster.predict(FRAME, offset=offset)
+    with pytest.raises(UserWarning, match=WITHOUT["values"]):
+        booster.predict(FRAME)
+
+
+def test_offsets_without_effect_are_not_remembered() -> None:
     frame = FRAME.assign(kind=np.arange(N) % 3)
     with pytest.warns(UserWarning, match="offset has no effect"):
         classes = dboost.fit(frame, "kind", loss="log_loss", features=FEATURES, offset="exposure", max_iter=1, progress=False)

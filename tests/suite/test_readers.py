@@ -67,7 +67,7 @@ def _by_command(model: Booster, output: str, rows: pd.DataFrame, folder: Path) -
 
 def _row_by_row(model: Booster, output: str, rows: pd.DataFrame, _: Path) -> np.ndarray:
     predictor = pickle.loads(pickle.dumps(model.predictor(output)))
-    names = [*model.feature_names_in_, *filter(None, [model.ensemble.offset_name])]
+    names = [*model.feature_names_in_, *filter(None, [model.ensemble.offset])]
     records = rows[names].astype(object).where(rows.notna(), None).to_dict("records")
     return np.array([predictor(record) for record in records])
 

@@ -110,26 +110,29 @@ def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = Non
     return stream_to_predict(data, row_filter) if is_stream(data) else row_filter.rows_of(data)
 
 
-def offset_of_rows(data: Any, offset: Any, remembered: str | None) -> Any:
+def offset_of_rows(data: Any, offset: Any, of_model: str | bool | None) -> Any:
     """Return the offset that rows have: what the caller gives (False: none), else the column that the model was trained with,
-    if the rows have it; None without. If they do not have it, warn.
+    if the rows have it; None without. If they do not have it, or it has no name, warn.
 
-    remembered : `Ensemble.offset_name`.
+    of_model : `Ensemble.offset`.
     """
     if offset is False:
         return None
-    if offset is not None or remembered is None or data is None:
+    if offset is not None or of_model is None or data is None:
         return offset
-    if remembered in names_of_rows(data):
-        return remembered
-    warn_of_missing_offset(remembered)
+    if isinstance(of_model, str) and of_model in names_of_rows(data):
+        return of_model
+    warn_of_missing_offset(of_model)
     return None
 
 
-def warn_of_missing_offset(name: str) -> None:
+def warn_of_missing_offset(of_model: str | bool) -> None:
     """Warn that rows do not have the offset that the model was trained with."""
+    reason = "an offset, and these rows have none"
+    if isinstance(of_model, str):
+        reason = f"offset={of_model!r}, a column that these rows do not have"
     warn(
-        f"the model was trained with offset={name!r}, a column that these rows do not have, so their raw scores start at 0: "
+        f"the model was trained with {reason}, so their raw scores start at 0: "
         "give offset=…, or offset=False for this result without a warning"
     )
 
