@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
-from dboost.metrics.named import rises
 from dboost.tracebacks import short_tracebacks
 from dboost.training.callbacks import Iteration
 
@@ -29,7 +28,8 @@ class PruningCallback:
     trial : optuna.trial.Trial
     metric : str
         A column of `Booster.history` such as "eval_roc_auc" or "train_loss"; "roc_auc" alone means that of an evaluation set
-        without a name, and in `dboost.cv` the mean over the folds. The study's direction must be that of the metric.
+        without a name, and in `dboost.cv` the mean over the folds. The study's direction must be that of the metric, which is
+        not known of a function without `dboost.metrics.Metric`.
     every : int, default 1
         Report each iteration whose number is a multiple of this.
 
@@ -62,20 +62,23 @@ class PruningCallback:
     def __call__(self, iteration: Iteration) -> None:
         """Report the metric of an iteration; raise `optuna.TrialPruned` if the pruner decides so."""
         column = self._column(iteration.record)
-        self._check_direction(column)
+        self._check_direction(column, iteration.greater_is_better.get(column))
         if iteration.iteration % self._every:
             return
         self._trial.report(float(iteration.record[column]), step=iteration.iteration)
         if self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after iteration {iteration.iteration}")
 
-    def _check_direction(self, column: str) -> None:
-        """Raise a ParameterError if the study prefers the worse values of a metric that dboost knows."""
-        is_rising, study = rises(column), getattr(self._trial, "study", None)
-        if is_rising is None or study is None or len(study.directions) > 1:
+    def _check_direction(self, column: str, greater_is_better: bool | None) -> None:
+        """Raise a ParameterError if the study prefers the worse values of a metric.
+
+        greater_is_better : None if that is not known, of a function without it.
+        """
+        study = getattr(self._trial, "study", None)
+        if greater_is_better is None or study is None or len(study.directions) > 1:
             return
-        wanted = optuna.study.StudyDirection.MAXIMIZE if is_rising else optuna.study.StudyDirection.MINIMIZE
-        comparison = "is larger" if is_rising else "is smaller"
+        wanted = optuna.study.StudyDirection.MAXIMIZE if greater_is_better else optuna.study.StudyDirection.MINIMIZE
+        comparison = "is larger" if greater_is_better else "is smaller"
         if study.direction != wanted:
             raise ParameterError(
                 f"the study would prune the best trials: {column!r} is better when it {comparison}: "

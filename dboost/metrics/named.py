@@ -513,20 +513,6 @@ _OF_LOSSES = {
 }
 
 
-def rises(column: str) -> bool | None:
-    """Return whether larger values of a column of the history are better; None if its metric is not one of dboost's names.
-
-    column : such as "eval_roc_auc", "validation_loss", or a name of a metric alone.
-    """
-    known = {
-        metric.name: metric.greater_is_better for metric in (*_NUMBERS, *_TWO_CLASSES, *_MANY_CLASSES, *_OF_LOSSES.values())
-    }
-    known |= dict.fromkeys(_RANKING, True) | {"loss": False}
-    words = column.partition(" of ")[0].partition("@")[0].split("_")
-    names = ("_".join(words[k:]) for k in range(len(words)))  # the name of a set may have underscores, too
-    return next((known[name] for name in (ALIASES.get(name, name) for name in names) if name in known), None)
-
-
 def names_of(wanted: Any, loss_name: str) -> list[str]:
     """Return the names of metrics before the loss is known; none for an iterator, which `find_metrics` can read only once."""
     if isinstance(wanted, Iterator):

@@ -26,6 +26,8 @@ class Iteration:
     record: dict[str, Any]  # the iteration's row of `Booster.history`
     model: Callable[[], Ensemble]  # assembles and returns the `Ensemble` with the trees grown so far
     learning_rate: float  # of this iteration
+    #: For each score in the record whether larger values are better; functions for which that is not known are left out.
+    greater_is_better: Mapping[str, bool]
 
     def __getattr__(self, name: str) -> Any:
         raise unknown_attribute(self, name, hints=OF_ITERATIONS)

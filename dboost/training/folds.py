@@ -88,6 +88,7 @@ class FoldScores:
         self._past = [_means_of(records) for records in zip(*past, strict=True)]
         self._means: dict[str, Any] = self._past[-1] if self._past else {"iteration": 0}
         self._stops, self._rate = False, math.nan
+        self._greater_is_better: Mapping[str, bool] = {}
         self._undefined: set[str] = set()
         self._last = time.perf_counter()
 
@@ -111,7 +112,7 @@ class FoldScores:
         self.mean(fold, iteration.record)
         if not self.is_together:
             return False
-        self._rate = iteration.learning_rate  # the same in all folds
+        self._rate, self._greater_is_better = iteration.learning_rate, iteration.greater_is_better  # the same in all folds
         self._decided.wait()
         iteration.learning_rate = self._rate
         return self._stops
@@ -176,7 +177,7 @@ class FoldScores:
 
     def _decide(self) -> None:
         """Call the callbacks; runs in the thread of one fold while the others wait."""
-        iteration = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate)
+        iteration = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate, self._greater_is_better)
         for callback in self._callbacks:
             self._stops = bool(callback(iteration)) or self._stops
         self._rate = iteration.learning_rate

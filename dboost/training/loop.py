@@ -251,7 +251,8 @@ class BoostingLoop:
         if self.parameters.arcbites is not None and stopping is not None and stopping.best_iteration == iteration:
             self.trees.set_mark()
         self.scores.check_defined(iteration, record)
-        now = Iteration(iteration, self.last_iteration, record, partial(assemble, self), self.rates.rate)
+        model = partial(assemble, self)
+        now = Iteration(iteration, self.last_iteration, record, model, self.rates.rate, self.scores.greater_is_better)
         for callback in self.callbacks:
             if callback(now):
                 self._ended_by = "a callback"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,30 @@ class Scores:
         names = self._backend.eval_names if self._plan.has_eval_sets else []
         return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self._plan.metrics}
 
+    @cached_property
+    def greater_is_better(self) -> dict[str, bool]:
+        """Of each column of scores whether larger values are better; without those of which that is not known."""
+        metrics = {name: self._plan.metrics for name in (self._backend.eval_names if self._plan.has_eval_sets else [])}
+        if self._plan.learning.has_out_of_bag:
+            metrics[OUT_OF_BAG] = self._of_out_of_bag
+        known = [
+            (column, metric.greater_is_better)
+            for name, of_set in metrics.items()
+            for metric in of_set
+            for column in metric.columns(name)
+        ]
+        return {"train_loss": False} | {column: rises for column, rises in known if rises is not None}
+
+    @cached_property
+    def _of_out_of_bag(self) -> tuple[MetricReduction, ...]:
+        """The metrics of the out-of-bag predictions of a forest."""
+        loss = self._plan.target.loss
+        metrics = [metric for metric in self._plan.metrics if not (metric.wants_block or metric.wants_rows)]
+        metrics += find_metrics(None, loss)
+        if self._plan.request.eval_metric is None:
+            metrics = [*find_metrics(_score_of(self._plan.target), loss), *metrics]
+        return tuple({metric.name: metric for metric in metrics}.values())
+
     def shown(self, record: dict[str, Any]) -> dict[str, float]:
         """Return what the progress display shows of an iteration."""
         loss = self._plan.target.loss.name
@@ -133,21 +157,16 @@ class Scores:
         """Return the mean loss of the training rows; of a forest also metrics of their out-of-bag predictions."""
         if not self._plan.learning.is_forest or iteration == self._plan.warm_start.n_of_other_rows:  # no tree of these rows
             return {"train_loss": self.loss_of(stats, iteration)}
-        plan = self._plan
-        metrics = [metric for metric in self._plan.metrics if not (metric.wants_block or metric.wants_rows)]
-        metrics += find_metrics(None, plan.target.loss)
-        if plan.request.eval_metric is None:
-            metrics = [*find_metrics(_score_of(plan.target), plan.target.loss), *metrics]
-        by_name = {metric.name: metric for metric in metrics}
-        size = LossMagnitude.of(self._plan.stats.magnitudes, self._plan.stats.max_weight, plan.n_rows)
-        specs = [metric.on_workers for metric in by_name.values()]
-        results = self._backend.statistics(metric_chunks, specs, plan.target.loss, size, self._plan.stats.unit)
-        columns = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
+        plan, metrics = self._plan, self._of_out_of_bag
+        size = LossMagnitude.of(plan.stats.magnitudes, plan.stats.max_weight, plan.n_rows)
+        specs = [metric.on_workers for metric in metrics]
+        results = self._backend.statistics(metric_chunks, specs, plan.target.loss, size, plan.stats.unit)
+        columns = {column: math.nan for metric in metrics for column in metric.columns(OUT_OF_BAG)}
         if any(n for n, _ in results):
-            for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
+            for metric, *chunks in zip(metrics, *(chunks for n, chunks in results if n), strict=True):
                 columns |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
         of_loss = {"train_loss": columns[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
-        return columns | of_loss if self._plan.learning.has_out_of_bag else of_loss
+        return columns | of_loss if plan.learning.has_out_of_bag else of_loss
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""

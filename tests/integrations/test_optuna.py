@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import dask.dataframe as dd
@@ -11,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
+from sklearn.metrics import roc_auc_score
 
 import dboost
+from dboost.metrics import Metric
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -103,24 +107,55 @@ def test_mistakes_are_named() -> None:
         dboost.fit(TRAIN, "y", callbacks=[PruningCallback(trial, "eval_log_loss")], **OPTIONS)
 
 
+def gain(y: np.ndarray, prediction: np.ndarray) -> float:
+    return float(((prediction > 0.5) * (2 * y - 1)).sum())
+
+
+Fit = Callable[[PruningCallback], Any]
+
+
+def watching(eval_metric: Any = None, **options: Any) -> Fit:
+    """Return a fit with a metric of an evaluation set."""
+    return lambda callback: dboost.fit(TRAIN, "y", **OPTIONS | options, eval_metric=eval_metric, callbacks=[callback])
+
+
+def with_scorer(callback: PruningCallback) -> Any:
+    model = dboost.DBoostClassifier(scoring="roc_auc", max_iter=3, early_stopping=True, callbacks=[callback])
+    return model.fit(TRAIN.drop(columns="y"), TRAIN["y"])
+
+
+def of_folds(eval_metric: Any) -> Fit:
+    options = {"folds": 2, "max_iter": 2, "progress": False}
+    return lambda callback: dboost.cv(TRAIN, "y", **options, eval_metric=eval_metric, callbacks=[callback])
+
+
 @pytest.mark.parametrize(
-    ("metric", "right"),
+    ("metric", "right", "fit"),
     [
-        ("eval_auc", "maximize"), ("roc_auc", "maximize"), ("eval_accuracy", "maximize"), ("train_loss", "minimize"),
-        ("eval_logloss", "minimize"), ("brier_score", "minimize"), ("eval_ndcg@5", "maximize"),
+        *((f"eval_{name}", "maximize", watching(name)) for name in ("auc", "accuracy", "ndcg@5")),
+        ("eval_logloss", "minimize", watching("logloss")),
+        ("brier_score", "minimize", watching("brier_score")),
+        ("roc_auc", "maximize", watching("roc_auc")),
+        ("train_loss", "minimize", watching()),
+        ("eval_gain", "maximize", watching(Metric(gain, greater_is_better=True))),
+        ("gain", "minimize", watching(Metric(gain, greater_is_better=False))),
+        ("eval_my_roc_auc", "minimize", watching(Metric("my_roc_auc", gain, greater_is_better=False))),
+        ("eval_roc_auc_score", "maximize", watching(roc_auc_score)),
+        ("eval_gain", None, watching(gain)),  # nobody said
+        ("oob_accuracy", "maximize", watching(boosting="forest", loss="half_brier_score")),
+        ("validation_score", "maximize", with_scorer),
+        ("accuracy", "maximize", of_folds("accuracy")),
+        ("gain", "maximize", of_folds(Metric(gain, greater_is_better=True))),
     ],
-)  # fmt: skip
-def test_a_study_of_the_other_direction_is_refused(metric: str, right: str) -> None:
+)
+def test_a_study_of_the_other_direction_is_refused(metric: str, right: str | None, fit: Fit) -> None:
     """Its pruner would end the best trials."""
     for direction in ("minimize", "maximize"):
-        study = optuna.create_study(direction=direction)
-        options = OPTIONS | {"eval_metric": metric.removeprefix("eval_"), "callbacks": [PruningCallback(study.ask(), metric)]}
-        options = options if metric != "train_loss" else options | {"eval_metric": None}
-        if direction == right:
-            dboost.fit(TRAIN, "y", **options)
-        else:
-            with pytest.raises(dboost.ParameterError, match=f"make the study with direction='{right}'"):
-                dboost.fit(TRAIN, "y", **options)
+        expected: Any = nullcontext()
+        if right not in (None, direction):
+            expected = pytest.raises(dboost.ParameterError, match=f"better when it is .*with direction='{right}'")
+        with expected:
+            fit(PruningCallback(optuna.create_study(direction=direction).ask(), metric))
 
 
 def test_the_pruning_callback_sees_the_means_of_the_folds() -> None:
