@@ -500,6 +500,7 @@ _CONTINUING = {"continue_bins": "new", "continue_steps": "damped"}
 
 
 @short_traceback
+@accepts_peer_names
 def continue_on(
     chunks: Iterable[TableLike], target: TargetLike | None = None, *, start_from: ModelLike | None = None, **keywords: Any
 ) -> Iterator[Booster]:

@@ -14,10 +14,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import fields, replace
+from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from dboost.params import (
     accepts_names_of_trees,
     serves_peer_names,
 )
-from dboost.params.peer_names import unknown_attribute
+from dboost.params.peer_names import AnswersGuesses, unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_source_name
@@ -79,11 +79,26 @@ else:  # imported at the first access: training and predicting need none of them
     lightgbm_import, xgboost_import = late("dboost.interop", "from_lightgbm from_xgboost")
 
 Range = tuple[int, int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _of_an_ensemble(init: Function) -> Function:
+    """Decorate the constructor: raise an InputTypeError for what the models of other libraries are made of."""
+
+    @wraps(init)
+    def checked(self: Booster, *arguments: Any, **keywords: Any) -> None:
+        if keywords or len(arguments) != 1 or not isinstance(arguments[0], Ensemble):
+            raise InputTypeError(
+                "a Booster is not made by its class: call dboost.load(path) or dboost.fit(data, target), which return one"
+            )
+        init(self, *arguments)
+
+    return checked  # type: ignore[return-value]
 
 
 @short_tracebacks
 @serves_peer_names
-class Booster:
+class Booster(metaclass=AnswersGuesses):
     """A trained model. `dboost.fit` and `dboost.load` return one.
 
     Parameters
@@ -115,6 +130,7 @@ class Booster:
     >>> booster.save("model.json")                                  # doctest: +SKIP
     """
 
+    @_of_an_ensemble
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
         self._record()
@@ -744,7 +760,7 @@ class Booster:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name)
+            raise unknown_attribute(self, name, learning=[field.name for field in fields(Parameters)])
 
     def __repr__(self) -> str:
         by = self._notes.get("ended_by", "max_iter")

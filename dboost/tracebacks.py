@@ -62,7 +62,7 @@ def short_traceback(function: F) -> F:
                 _cut(error)
                 raise
 
-    elif inspect.isgeneratorfunction(function):
+    elif inspect.isgeneratorfunction(inspect.unwrap(function)):
 
         @wraps(function)
         def call(*args: Any, **keywords: Any) -> Iterator[Any]:

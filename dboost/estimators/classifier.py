@@ -16,6 +16,7 @@ from dboost.estimators.estimator import BaseGradientBoosting, Range
 from dboost.estimators.fit_arguments import as_targets
 from dboost.estimators.tags import add_tags_of_classes
 from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes, serves_peer_names
+from dboost.params.peer_names import no_loss
 from dboost.tracebacks import short_tracebacks
 
 
@@ -70,7 +71,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
             return self.loss
         raise ParameterError(
             f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential', and a "
-            "forest with 'auto'"
+            f"forest with 'auto'{no_loss(self.loss)}"
         )
 
     @accepts_names_of_fits

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dboost.booster import Booster, load
 from dboost.params import accepts_names_of_trees, serves_peer_names
-from dboost.params.peer_names import unknown_attribute
+from dboost.params.peer_names import AnswersGuesses, unknown_attribute
 from dboost.tracebacks import short_tracebacks
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 
@@ -42,7 +42,7 @@ def _property_of_model(name: str) -> property:
 
 @short_tracebacks
 @serves_peer_names
-class ModelAccess:
+class ModelAccess(metaclass=AnswersGuesses):
     """Base class of the estimators with these attributes and methods."""
 
     booster_: Booster

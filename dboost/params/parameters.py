@@ -30,6 +30,7 @@ from dboost.params.peer_names import (
     NONES,
     SHOWN_ALIASES,
     explanation,
+    no_loss,
     our_value,
     shortened,
     similar_losses,
@@ -336,7 +337,7 @@ def _checked_loss(loss: Any) -> Any:
                 raise ParameterError(f"loss={loss!r}: {LOSSES_NOT_BUILT[loss.lower()]}")
             names = ", ".join(map(repr, loss_names()))
             similar = similar_losses(str(loss), loss_names())
-            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            hint = f"; did you mean {similar[0]!r}?" if similar else no_loss(loss)
             raise ParameterError(f"loss={loss!r} must be one of {names} or a dboost.losses.Loss of your own{hint}")
     elif isinstance(loss, type):
         raise ParameterError(f"loss is the class {loss.__name__}: give an instance, {loss.__name__}()")

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -362,6 +363,8 @@ _STUDY = "call dboost.cv(data, target) in the objective of a study of Optuna"
 ATTRIBUTES = _by_name({
     "call save(path)": "save_model model_to_string save_raw save_booster dump dumps write to_file to_json to_string serialize",
     "call dboost.load(path)": "load_model model_from_string load load_booster from_file from_json",
+    "call dboost.from_xgboost(model)": "from_xgboost",
+    "call dboost.from_lightgbm(model)": "from_lightgbm",
     "call to_onnx(path), to_xgboost_json(path) or to_treelite()":
         "export export_model convert to_pmml to_coreml to_xgboost to_lightgbm to_onnx_model save_onnx export_onnx onnx",
     "see n_iter_":
@@ -650,29 +653,58 @@ OF_ITERATIONS = _by_name({
 
 
 def unknown_attribute(
-    owner: Any, name: str, model: type | None = None, hints: Mapping[str, str] | None = None
+    owner: Any,
+    name: str,
+    model: type | None = None,
+    hints: Mapping[str, str] | None = None,
+    learning: Collection[str] = (),
 ) -> AttributeError:
     """Return the error for an attribute that was not found: of a property, its own one; else with what to use.
 
-    owner : the model or estimator; model : of an estimator, the class of `booster_`; hints : the table that applies, default
-    `ATTRIBUTES`.
+    owner : the model or estimator, or its class; model : of an estimator, the class of `booster_`; hints : the table that
+    applies, default `ATTRIBUTES`; learning : the names of the parameters that are in `Booster.sources`.
     """
     hints = ATTRIBUTES if hints is None else hints
-    if hasattr(type(owner), name):
-        try:
-            object.__getattribute__(owner, name)
-        except AttributeError as error:
-            return error
-    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if isinstance(owner, type):
+        message = f"type object {owner.__name__!r} has no attribute {name!r}"
+    else:
+        if hasattr(type(owner), name):
+            try:
+                object.__getattribute__(owner, name)
+            except AttributeError as error:
+                return error
+        message = f"{type(owner).__name__!r} object has no attribute {name!r}"
     if name in hints:
         message += f": {hints[name]}"
     elif not name.startswith("_") and not name.endswith("_"):  # scikit-learn asks for such names
+        ours = ALIASES.get(name, name)
+        if ours in learning:
+            return AttributeError(f"{message}: see sources[-1]['parameters'][{ours!r}]", name=name)
+        if ours != name and hasattr(owner, ours):
+            return AttributeError(f"{message}: it is called {ours}", name=name)
         if hasattr(model, name):
             return AttributeError(f"{message}: it is of the model, booster_.{name}", name=name)
         near = difflib.get_close_matches(name, [public for public in dir(owner) if not public.startswith("_")], n=1, cutoff=0.8)
         if near:
             return AttributeError(f"{message}; did you mean {near[0]}?")  # with the name, Python would ask the same
     return AttributeError(message, name=name, obj=owner)
+
+
+class AnswersGuesses(type):
+    """The class of the classes of models: unknown attributes of these are those of models, see `unknown_attribute`."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise unknown_attribute(cls, name)
+
+
+def no_loss(value: Any) -> str:
+    """Return what a value may mean that is no loss, to follow it in a message: estimators take the loss by position."""
+    if isinstance(value, Mapping):
+        return f"; {HINTS['params']}"
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return f"; for a number of iterations give max_iter={value}" if is_number else ""
 
 
 def similar_losses(name: str, known: Collection[str]) -> list[str]:
@@ -695,9 +727,14 @@ def accepts_peer_names(
     rest = {name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD}
     names = tuple(name for name in parameters if name not in rest)
     known = frozenset(names)
+    most = math.inf
+    if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
+        most = sum(parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) for parameter in parameters.values())
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
+        if len(args) > most:
+            raise _too_many(function, parameters, args)
         if not known.issuperset(keywords):
             by_position, handed_on = dict(zip(names, args, strict=False)), {}
             if rest:  # to a function that knows more names
@@ -707,6 +744,22 @@ def accepts_peer_names(
         return function(*args, **keywords)
 
     return call
+
+
+def _too_many(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], args: Sequence[Any]) -> InputTypeError:
+    """Return the error for more arguments by position than a function takes."""
+    name, n_given = function.__name__, len(args)
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if names[:1] == ["self"]:
+        name = type(args[0]).__name__ if name == "__init__" else name
+        names, n_given = names[1:], n_given - 1
+    if any(isinstance(value, Mapping) for value in args):
+        advice = HINTS["params"]
+    else:
+        others = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+        advice = f"give the others by name{f', such as {others[0]}=…' if others else ''}"
+    takes = f"{name} takes {' and '.join([', '.join(names[:-1]), *names[-1:]] if names[1:] else names) or 'no argument'}"
+    return InputTypeError(f"{takes} by position, and {n_given} arguments were given: {advice}")
 
 
 def serves_peer_names(cls: C) -> C:

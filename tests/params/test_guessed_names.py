@@ -78,6 +78,35 @@ OF_RESULTS = [
     (lambda: dboost.plan(rows=1000, columns=5, n_estimators=5), "the time grows with iterations"),
     (lambda: models()["regressor"].predict(X[["b", "a"]]), "must be in the same order"),
     (lambda: DBoostRegressor().predict(X), "is not fitted yet"),
+    (lambda: Booster.load("m.json"), "type object 'Booster' has no attribute 'load': call dboost.load\\(path\\)"),
+    (lambda: Booster.feature_importance, "call importance"),
+    (lambda: Booster.from_xgboost("m.json"), "call dboost.from_xgboost"),
+    (lambda: DBoostRegressor.load("m.json"), "call dboost.load\\(path\\)"),
+    *(
+        (lambda make=make: make(), "call dboost.load\\(path\\) or dboost.fit\\(data, target\\)")
+        for make in (
+            Booster,
+            lambda: Booster("m.json"),
+            lambda: Booster(model_file="m.json"),
+            lambda: Booster({"eta": 0.1}, [X]),
+            lambda: Booster(params={"eta": 0.1}),
+        )
+    ),
+    (lambda: models()["regressor"].n_estimators, "it is called max_iter"),
+    (lambda: DBoostClassifier().eta, "it is called learning_rate"),
+    (lambda: models()["Booster"].eta, "see sources\\[-1\\]\\['parameters'\\]\\['learning_rate'\\]"),
+    (lambda: models()["Booster"].max_depth, "see sources"),
+    (lambda: DBoostRegressor(20).fit(X, Y), "loss=20 .*; for a number of iterations give max_iter=20"),
+    (lambda: DBoostClassifier(20).fit(X, Y > 0), "for a number of iterations give max_iter=20"),
+    (lambda: DBoostClassifier({"eta": 0.1}).fit(X, Y > 0), "give the parameters as keywords"),
+    (lambda: DBoostRegressor(20, 0.1), "DBoostRegressor takes loss by position.*give the others by name"),
+    (
+        lambda: dboost.fit(X, Y, 20),
+        "fit takes data and target by position, and 3 arguments were given: give the others by name",
+    ),
+    (lambda: dboost.fit({"eta": 0.1}, X, Y), "give the parameters as keywords: dboost.fit\\(data, target"),
+    (lambda: [*dboost.continue_on([X], Y, models()["Booster"])], "continue_on takes chunks and target .* such as start_from=…"),
+    (lambda: models()["Booster"].truncate(1, 2), "truncate takes n_iterations by position"),
 ]
 
 
