@@ -42,14 +42,14 @@ from dboost.input_data import TableInput, input_of
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
 from dboost.prepared.dataset_files import preparing
 from dboost.prepared.dataset_settings import describe
-from dboost.prepared.prepare import table_in_bins, write_dataset
+from dboost.prepared.prepare import write_dataset
 from dboost.session.memory import Budget
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
 from dboost.tracebacks import short_traceback
-from dboost.training.auto_iterations import FRACTION, check_refit, refitted, validation_plan_maker, with_auto_iterations
+from dboost.training.auto_iterations import BEFORE_FIT, RATE, search_of, validation_plan_maker, with_auto_iterations
 from dboost.training.callbacks import Callback
-from dboost.training.fit import interruptible_reading
 from dboost.training.request import FitRequest, check_group, checked_callbacks
+from dboost.training.two_fits import check_refit, fit_twice
 
 
 @short_traceback
@@ -69,7 +69,7 @@ def fit(
     eval_metric: MetricLike | None = None,
     early_stopping: EarlyStopping | None = None,
     validation_fraction: float | None = None,
-    refit: bool = False,
+    refit: bool | None = None,
     client: Client | None = None,
     workers: WorkersLike | None = None,
     n_threads: int | None = None,
@@ -129,10 +129,11 @@ def fit(
     validation_fraction : float or int, optional
         Share or number of the rows that are held out: they are the last evaluation set, "validation". A hash of a row's number
         decides, so they are the same for any partitioning; of classes an exact number of each, with `group` whole groups.
-        Default: 0.1 with ``max_iter="auto"`` and no `eval_set`, else none.
-    refit : bool, default False
+        Default: none; with ``max_iter="auto"`` and no `eval_set` 0.2, or 0.1 in one fit.
+    refit : bool, optional
         Train once more at the end, on all rows, with as many iterations as early stopping has kept. The history and
-        `Booster.best_iteration` are those of the fit that held rows out. Reads the data twice.
+        `Booster.best_iteration` are those of the fit that held rows out. Default: with ``max_iter="auto"`` where the Notes say
+        so; False is one fit.
     client : distributed.Client, optional
         Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
         one, else this process.
@@ -195,10 +196,14 @@ def fit(
 
     Notes
     -----
-    ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows of
-    `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and `early_stopping_rounds`
-    change that. Give an `eval_set` of later rows if the model will predict later rows than it learns from: rows that are held
-    out at random cannot tell how well it does.
+    ``max_iter="auto"`` needs no tuning. It searches at a learning rate of 0.2, until the rows of `validation_fraction` have not
+    improved for 25 iterations, and then trains on all rows at a rate of 0.07, with as many more iterations as the smaller rate
+    and the additional rows need: n · 0.2 / 0.07 / (1 - 0.2), at most 2,000. Both fits draw a `subsample` of 0.8. The rows are
+    read and binned once. `learning_rate` (that of all rows; the search has at least 0.2), `subsample`, `validation_fraction`
+    and `early_stopping_rounds` (of the search) change that. With an `eval_set`, `start_from`, `checkpoint`, `time_limit`,
+    `arcbites`, a schedule of learning rates or ``refit=False`` there is one fit: with a rate of 0.05, until the rows of
+    `validation_fraction` (or the last `eval_set`) have not improved for 50 iterations. Give an `eval_set` of later rows if the
+    model will predict later rows than it learns from: rows that are held out at random cannot tell how well it does.
 
     Examples
     --------
@@ -210,11 +215,13 @@ def fit(
     began = time.perf_counter()
     learning = canonical({**parameters, "start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
-    holds_out_by_default = False
+    holds_out_by_default, search, rate = False, None, learning.get("learning_rate")
     if isinstance(learning.get("max_iter"), str):
         holds_out_by_default = eval_set is None and validation_fraction is None
-        validation_fraction = FRACTION if holds_out_by_default else validation_fraction
-        learning = with_auto_iterations(learning, has_rule=early_stopping is not None)
+        needs = {"eval_set": eval_set, "start_from": start_from, "checkpoint": checkpoint, "time_limit": time_limit}
+        search = search_of(learning, refit, **needs)
+        validation_fraction = search.fraction if holds_out_by_default else validation_fraction
+        learning = with_auto_iterations(learning, search, has_rule=early_stopping is not None)
     learning = with_seed(learning)
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
@@ -266,12 +273,14 @@ def fit(
     has_scores = has_sets or request.parameters.arcbites is not None or request.parameters.has_out_of_bag
     if eval_metric is not None and not has_scores:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
-    if refit is not False:
+    if refit is not None and refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
-    if refit:
-        source = source.for_two_fits()
-    fitted = source.fit(request)
-    return trained(refitted(source.fit, request, fitted) if refit else fitted, request.parameters, model, source.data)
+    if refit or search is BEFORE_FIT:
+        searches, share = search is BEFORE_FIT, validation_fraction or 0.0
+        fitted = fit_twice(source, request, rate=(RATE if rate is None else rate) if searches else None, fraction=share)
+    else:
+        fitted = source.fit(request)
+    return trained(fitted, request.parameters, model, source.data)
 
 
 @short_traceback
@@ -475,17 +484,11 @@ def _prepared_on(
     client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
     """Prepare a data set on a cluster. settings : see `BinnedRows`."""
-    from dboost.cluster.training.cluster_dataset import ClusterRows, prepare_on_cluster, send_to_workers
+    from dboost.cluster.training.cluster_dataset import ClusterRows
 
     stored = None
     with nullcontext() if path is None else preparing(path, by_workers=True) as lease:
-        if is_stream(table.data):  # workers cannot read it
-            with table_in_bins(partial(read_table, table), request) as binned:
-                rows = send_to_workers(client, binned, request, settings)
-        else:
-            tasks = table.tasks(client, request.budget)
-            with interruptible_reading():
-                rows = prepare_on_cluster(client, tasks, request, settings)
+        rows = table.binned_on(client, request, settings)
         if path is not None and lease is not None:
             stored = rows.write(path, lease)
             rows.close()

@@ -183,6 +183,8 @@ class Booster(metaclass=AnswersGuesses):
         later : list of dict
             What the fit recorded.
         """
+        if self.ensemble.search is not None:
+            return later
         return [*(record for record in self._records if record["iteration"] <= self.n_iter_), *later]
 
     @property
@@ -224,7 +226,11 @@ class Booster(metaclass=AnswersGuesses):
 
     @property
     def best_iteration(self) -> int | None:
-        """Number of iterations that early stopping kept; None without early stopping."""
+        """Number of iterations that early stopping kept; None without early stopping.
+
+        If a search found the number of iterations (``max_iter="auto"``, ``refit=True``), this is its best iteration, as
+        `history` has it; the model has `n_iter_`.
+        """
         return self.ensemble.best_iteration
 
     @property
@@ -237,7 +243,8 @@ class Booster(metaclass=AnswersGuesses):
         continued a model also have ``unexplained_loss`` (the model's loss on the new rows divided by that of
         the best constant; None where the constant has no loss) and ``steps``, the parameters of the new trees after shrinkage.
         If learning rates differ (`learning_rate` as a schedule, or set by a callback), ``learning_rates`` has that of each
-        iteration.
+        iteration. ``search`` describes the fit with held-out rows that has found the number of iterations, if one has: the
+        ``iterations`` that it kept, its ``learning_rate`` and ``rows``, and the ``train_loss`` of this model.
         """
         return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 

@@ -53,7 +53,7 @@ from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit, trim_me
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
 from dboost.tracebacks import short_traceback, short_tracebacks
-from dboost.training.auto_iterations import with_auto_iterations
+from dboost.training.auto_iterations import IN_FIT, with_auto_iterations
 from dboost.training.callbacks import Callback, StoppingRule, rounds_of_rule
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult
@@ -355,7 +355,7 @@ def cv(
     began, seconds = perf_counter(), parse_time_limit(time_limit)
     learning = with_seed(canonical({**parameters, "start_from": start_from}))
     earlier = learning.pop("start_from")
-    learning = with_auto_iterations(with_named_constraints(learning, data), has_rule=early_stopping is not None)
+    learning = with_auto_iterations(with_named_constraints(learning, data), IN_FIT, has_rule=early_stopping is not None)
     if earlier is not None:
         if not isinstance(earlier, CVResult):
             raise InputTypeError(f"start_from must be a result of dboost.cv, not {type(earlier).__name__}")

@@ -7,14 +7,15 @@ prepared data set (`PreparedInput`), which are trained on where they are. Caller
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.stored_stream import columns_used, rereadable
 from dboost.data.tables.read_table import read_table
@@ -25,14 +26,16 @@ from dboost.model.ensemble import Ensemble
 from dboost.prepared.dataset_files import is_prepared
 from dboost.prepared.dataset_rows import BinnedRows
 from dboost.prepared.dataset_settings import check_same, roles_of_fits
+from dboost.prepared.prepare import binned_in_files, binned_in_memory, table_in_bins
 from dboost.session.local_backend import LocalBackend
 from dboost.session.memory import Budget
-from dboost.training.fit import FitResult, train
+from dboost.training.fit import FitResult, interruptible_reading, train
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.request import FitRequest
 
 if TYPE_CHECKING:
     from dboost.cluster.partitions.read_tasks import ReadTasks
+    from dboost.cluster.training.cluster_dataset import ClusterRows
 
 
 def input_of(
@@ -89,10 +92,40 @@ class TableInput(GivenTable):
         """Return the parameters of learning."""
         return learning
 
-    def for_two_fits(self) -> TableInput:
-        """Return the rows for `fit` to be called twice: those of a stream are stored in temporary files."""
-        used = partial(columns_used, self.features, self.roles.values(), self.row_filter)
-        return replace(self, data=rereadable(self.data, used))
+    @contextmanager
+    def for_two_fits(self, request: FitRequest) -> Iterator[Callable[[FitRequest], FitResult]]:
+        """Yield a function that trains, to be called twice: the rows are read and binned once.
+
+        A model that is continued on other data begins with scores of values, not of bins: then the rows are read twice, those
+        of a stream from temporary files.
+
+        request : of the first fit.
+        """
+        if request.warm_start.model is not None:
+            used = partial(columns_used, self.features, self.roles.values(), self.row_filter)
+            yield replace(self, data=rereadable(self.data, used)).fit
+            return
+        with self.place() as cluster:
+            if cluster is not None:
+                with closing(self.binned_on(cluster, request, {})) as rows:
+                    yield rows.fit
+            elif request.budget is None:
+                with binned_in_memory(partial(read_table, self), request) as fit:
+                    yield fit
+            else:
+                with binned_in_files(partial(read_table, self), request) as stored:
+                    yield stored.fit
+
+    def binned_on(self, cluster: Any, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
+        """Read and bin the rows on a cluster. settings : see `prepared.dataset_rows.BinnedRows`."""
+        from dboost.cluster.training.cluster_dataset import prepare_on_cluster, send_to_workers
+
+        if is_stream(self.data):  # workers cannot read it
+            with table_in_bins(partial(read_table, self), request) as binned:
+                return send_to_workers(cluster, binned, request, settings)
+        tasks = self.tasks(cluster, request.budget)
+        with interruptible_reading():
+            return prepare_on_cluster(cluster, tasks, request, settings)
 
     def fit(self, request: FitRequest) -> FitResult:
         """Train on the rows, where they are."""
@@ -170,9 +203,10 @@ class PreparedInput:
         self._check(self.keywords | {name: value for name, value in learning.items() if name == "max_bins"})
         return learning | {"max_bins": self.data.max_bins}
 
-    def for_two_fits(self) -> PreparedInput:
-        """Return the rows, which may be read several times."""
-        return self
+    @contextmanager
+    def for_two_fits(self, _: FitRequest) -> Iterator[Callable[[FitRequest], FitResult]]:
+        """Yield a function that trains, to be called twice."""
+        yield self._rows().fit
 
     def fit(self, request: FitRequest) -> FitResult:
         """Train on the rows."""

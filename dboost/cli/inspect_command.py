@@ -198,7 +198,8 @@ def _print_model(console: Console, content: dict[str, Any]) -> None:
     """Print the content of a model: an outline, parameters, metrics, sources and features."""
     trees = content["trees_per_iteration"]
     per_iteration = f" of {trees} trees each" if trees > 1 else ""
-    kept = "" if content["best_iteration"] is None else ", kept by early stopping"
+    by_search = any("search" in source for source in content["sources"])
+    kept = "" if content["best_iteration"] is None else ", found by a search" if by_search else ", kept by early stopping"
     outline = {
         "loss": content["loss"],
         "classes": content["classes"],

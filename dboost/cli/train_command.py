@@ -154,10 +154,12 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _summary(booster: Any, path: str) -> str:
-    history = booster.history
-    last = history[history["iteration"] == booster.n_iter_].to_dict("records")
+    history, search = booster.history, booster.ensemble.search
+    last = history[history["iteration"] == (booster.n_iter_ if search is None else booster.best_iteration)].to_dict("records")
     values = last[0].items() if last else ()  # NaN: evaluated by an earlier fit only
     shown = [as_read(name, value, booster.loss.name) for name, value in values if name not in NOT_SCORES and value == value]
     scores = [f", {name} {number(value)}" for name, value in dict(shown).items()]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
+    if search is not None:
+        stopped = f" on all rows, after a search that was best in iteration {booster.best_iteration} of {len(history)}"
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"

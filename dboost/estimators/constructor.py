@@ -22,7 +22,7 @@ from dboost.errors import ParameterError
 from dboost.estimators.validation import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
 from dboost.params import TreeParameters, accepts_peer_names, documentation, entry, learning_keywords
 from dboost.params.peer_names import MODEL_ALIASES, MODEL_HINTS
-from dboost.training.auto_iterations import ROUNDS, is_auto, is_share
+from dboost.training.auto_iterations import is_auto, is_share
 from dboost.training.callbacks import Callback
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ class EstimatorParameters(TreeParameters, total=False):
     features: Any
     categorical_features: Any
     eval_metric: Any
-    refit: bool
+    refit: bool | None
     client: Any
     workers: Any
     n_jobs: int | None
@@ -116,14 +116,15 @@ OWN = {
     "validation_fraction": OwnParameter(
         0.1,
         "float, int or None",
-        "Fraction or number of the rows that are held out, unless `fit` gets validation data. None: score the training rows.",
+        "Fraction or number of the rows that are held out, unless `fit` gets validation data. None: score the training rows. "
+        'With ``max_iter="auto"`` that of `dboost.fit` unless it is given (0.1 counts as not given).',
         (lambda v: v is None or is_share(v), "a part of the rows below 1, a number of rows, or None"),
     ),
     "n_iter_no_change": OwnParameter(
         DEFAULT_ROUNDS,
         "int >= 1 or None",
-        f'Iterations without improvement before training stops; with ``max_iter="auto"`` {ROUNDS} unless it is given. None: '
-        'the default, and no early stopping with ``early_stopping="auto"``.',
+        'Iterations without improvement before training stops; with ``max_iter="auto"`` those of `dboost.fit` unless it is '
+        'given. None: the default, and no early stopping with ``early_stopping="auto"``.',
         (lambda v: v is None or (is_count(v) and v >= 1), "an integer of at least 1, or None"),
     ),
     "tol": OwnParameter(

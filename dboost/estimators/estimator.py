@@ -66,10 +66,19 @@ from dboost.params.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.tracebacks import short_tracebacks
-from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
+from dboost.training.auto_iterations import (
+    BEFORE_FIT,
+    MOST_ITERATIONS,
+    RATE,
+    Search,
+    is_auto,
+    search_of,
+    with_auto_iterations,
+)
 from dboost.training.callbacks import Callback
 from dboost.training.fit import FitResult
-from dboost.training.request import FitRequest, checked_callbacks
+from dboost.training.request import FitRequest
+from dboost.training.two_fits import check_refit, fit_twice
 
 Range = tuple[int, int]
 
@@ -243,14 +252,15 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
         start = self._start(settings, continued)
         seeds = self._seeds if start.is_own and hasattr(self, "_seeds") else self._draw_seeds()
-        policy = self._policy(settings, seeds, list(sets))
-        learning = self._learning(settings, X) | {"random_state": seeds.learning}
+        search = self._search(settings, sets, start)
+        policy = self._policy(settings, seeds, list(sets), search)
+        learning = self._learning(settings, X, search) | {"random_state": seeds.learning}
         source = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
             source.shaped(learning),
             **{name: settings[name] for name in _OF_FIT},
             eval_set=sets or None,
-            callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
+            callbacks=settings["callbacks"],
             roles=source.roles,
             make_validation_plan=policy.make_validation_plan,
             warm_start=start.warm_start,
@@ -259,14 +269,23 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         )
         if start.is_complete(request.parameters.max_iter):
             return self
-        stops = policy.is_auto or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
+        stops = search is not None or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
         check_refit(settings["refit"], request, stops=stops)
         check_warm_start(settings)
         check_lengths(X, y, sample_weight)
         self._set_features(X)
-        fitted = source.fit(request)
-        if settings["refit"] and policy.stops:
-            fitted = refitted(source.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
+        if settings["refit"] or search is BEFORE_FIT:
+            given = self._rate(settings)
+            fitted = fit_twice(
+                source,
+                request,
+                rate=None if search is not BEFORE_FIT else RATE if given is None else given,
+                fraction=policy.fraction or 0.0,
+                first_callbacks=hooks,
+                stops=lambda: policy.stops,
+            )
+        else:
+            fitted = source.fit(replace(request, callbacks=(*request.callbacks, *hooks)))
         is_scored = sets or policy.stops or request.parameters.has_out_of_bag
         if settings["eval_metric"] is not None and not is_scored:
             warn("eval_metric has no effect without an eval_set and without early stopping")
@@ -276,23 +295,38 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             self._set_features_of(self.booster_)
         return self
 
-    def _policy(self, settings: dict[str, Any], seeds: Seeds, sets: Sequence[str]) -> EarlyStoppingPolicy:
-        """Return the rules of early stopping and validation rows. sets : names of the evaluation sets."""
-        auto = is_auto(settings["max_iter"])
-        if auto and not sets and settings["validation_fraction"] is None:
-            raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
-        split = seeds.learning if auto else seeds.split  # as in `dboost.fit`
-        return EarlyStoppingPolicy(self, split, validation_set=sets[-1] if sets else None, is_auto=auto)
+    def _search(self, settings: dict[str, Any], sets: Mapping[str, Any], start: StartingModel) -> Search | None:
+        """Return how ``max_iter="auto"`` searches; None for a number of iterations."""
+        if not is_auto(settings["max_iter"]):
+            return None
+        continues = settings["warm_start"] or start.model is not None
+        needs = {name: settings[name] for name in ("checkpoint", "time_limit")} | {"sets": sets or None}
+        return search_of(settings, settings["refit"], **needs, continues=continues or None)
 
-    def _learning(self, settings: dict[str, Any], X: Any) -> dict[str, Any]:
+    def _policy(
+        self, settings: dict[str, Any], seeds: Seeds, sets: Sequence[str], search: Search | None
+    ) -> EarlyStoppingPolicy:
+        """Return the rules of early stopping and validation rows. sets : names of the evaluation sets."""
+        if search is not None and not sets and settings["validation_fraction"] is None:
+            raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
+        split = seeds.split if search is None else seeds.learning  # as in `dboost.fit`
+        return EarlyStoppingPolicy(self, split, validation_set=sets[-1] if sets else None, search=search)
+
+    def _rate(self, settings: dict[str, Any]) -> Any:
+        """Return the learning rate; None for the default, which counts as not given with ``max_iter="auto"``."""
+        rate = settings["learning_rate"]
+        return None if rate == Parameters.learning_rate else rate
+
+    def _learning(self, settings: dict[str, Any], X: Any, search: Search | None) -> dict[str, Any]:
         """Return the parameters of learning other than the seed, with those that ``max_iter="auto"`` or a forest decides."""
         defaults = {field.name: field.default for field in fields(Parameters)}
         learning = {name: settings[name] for name in defaults}
         if settings["boosting"] == FOREST:  # a default of boosting counts as not given
             learning = {n: value for n, value in learning.items() if n not in FOREST_DEFAULTS or value != defaults[n]}
-        if is_auto(settings["max_iter"]):
-            rate = None if settings["learning_rate"] == defaults["learning_rate"] else settings["learning_rate"]
-            learning = with_auto_iterations(learning | {"learning_rate": rate, "early_stopping_rounds": None}, has_rule=True)
+        if search is not None:
+            subsample = None if settings["subsample"] == defaults["subsample"] else settings["subsample"]
+            given = {"learning_rate": self._rate(settings), "subsample": subsample, "early_stopping_rounds": None}
+            learning = with_auto_iterations(learning | given, search, has_rule=True)
         return with_named_constraints(learning | {"loss": self._loss()}, X)
 
     def _keep(self, fitted: FitResult, model: Booster, start: StartingModel, policy: EarlyStoppingPolicy) -> None:

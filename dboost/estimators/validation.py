@@ -28,14 +28,14 @@ from dboost.params import FOREST
 from dboost.rows.row_sample import HOLD_OUT, WATCH, derive_seed
 from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
-from dboost.training.auto_iterations import ROUNDS, held_out_rows, n_held_out
+from dboost.training.auto_iterations import Search, held_out_rows, n_held_out
 from dboost.training.callbacks import StoppingRule
 from dboost.training.validation_rows import ValidationPlan
 
 #: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000
-#: Defaults of `n_iter_no_change` and `tol`.
-DEFAULT_ROUNDS, DEFAULT_TOLERANCE = 10, 1e-7
+#: Defaults of `n_iter_no_change`, `tol` and `validation_fraction`.
+DEFAULT_ROUNDS, DEFAULT_TOLERANCE, DEFAULT_FRACTION = 10, 1e-7, 0.1
 #: Number of training rows in the sample for a scorer.
 SAMPLE_ROWS = 10_000
 
@@ -50,8 +50,8 @@ class EarlyStoppingPolicy:
     seed: int
     #: Name of the user's evaluation set for early stopping, or None.
     validation_set: str | None
-    #: Whether the estimator has ``max_iter="auto"``.
-    is_auto: bool = False
+    #: How an estimator with ``max_iter="auto"`` searches; else None.
+    search: Search | None = None
     #: Whether the fit may stop early.
     stops: bool = False
     #: Columns of the history with the "train" and "validation" scores.
@@ -64,39 +64,45 @@ class EarlyStoppingPolicy:
         column = self.columns.get(rows)
         if column is None or column not in ensemble.metrics:
             return np.empty(0)
-        later = ensemble.metrics[column][: ensemble.n_iterations]
+        kept = ensemble.n_iterations if ensemble.search is None else ensemble.best_iteration
+        later = ensemble.metrics[column][:kept]
         return self.sign * np.array([before.get(column, np.nan), *later])
 
     @property
     def _rounds(self) -> int:
         settings = self.estimator
-        if not self.is_auto:
+        if self.search is None:
             return int(settings.n_iter_no_change or DEFAULT_ROUNDS)
         rounds = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
-        return int(settings.early_stopping_rounds or rounds or ROUNDS)
+        return int(settings.early_stopping_rounds or rounds or self.search.rounds)
 
     @property
     def _tolerance(self) -> float:
         """The change that counts as an improvement; with ``max_iter="auto"`` any, as in `dboost.fit`, unless `tol` is given."""
         tol = float(self.estimator.tol)
-        return 0.0 if self.is_auto and tol == DEFAULT_TOLERANCE else tol
+        return 0.0 if self.search is not None and tol == DEFAULT_TOLERANCE else tol
+
+    @property
+    def fraction(self) -> float | int | None:
+        """The share or number of the rows that are held out; the default is that of ``max_iter="auto"``, if it searches."""
+        given: float | int | None = self.estimator.validation_fraction
+        return self.search.fraction if self.search is not None and given == DEFAULT_FRACTION else given
 
     def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
         """Return the plan, given the numbers of rows per class; see `training.validation_rows`."""
         settings = self.estimator
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)
-        own_rule = settings.early_stopping_rounds is not None and not self.is_auto
+        own_rule = settings.early_stopping_rounds is not None and self.search is None
         by_score = bool(settings.early_stopping)
         if settings.early_stopping == "auto":
             by_score = n_rows > MANY_ROWS and settings.boosting != FOREST and settings.n_iter_no_change is not None
-        by_score = self.is_auto or (by_score and not own_rule)
+        by_score = self.search is not None or (by_score and not own_rule)
         self.stops = by_score or own_rule
 
         held_out = watched = None
-        if by_score and self.validation_set is None and settings.validation_fraction is not None:
-            size = settings.validation_fraction
-            held_out = (held_out_rows if self.is_auto else _split)(counts, target, size, self.seed)
+        if by_score and self.validation_set is None and self.fraction is not None:
+            held_out = (_split if self.search is None else held_out_rows)(counts, target, self.fraction, self.seed)
         validation = self.validation_set if held_out is None else HELD_OUT
         if settings.scoring == "loss":
             metric = find_metrics(None, target.loss)[0]

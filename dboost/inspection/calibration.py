@@ -84,9 +84,10 @@ class TrainingLoss(NamedTuple):
     @classmethod
     def of(cls, ensemble: Ensemble) -> TrainingLoss | None:
         """Return that of the last fit; None if the model has none."""
-        losses, last = ensemble.metrics.get("train_loss", ()), ensemble.n_iterations
-        n_rows = ensemble.sources[-1]["rows"] if ensemble.sources else None
-        return cls(n_rows, losses[last - 1]) if n_rows is not None and 0 < last <= len(losses) else None
+        n_rows, last = ensemble.sources[-1]["rows"] if ensemble.sources else None, ensemble.n_iterations
+        losses = ensemble.own_metrics.get("train_loss", ())[:last]
+        loss = losses[-1] if last and len(losses) == last else (ensemble.search or {}).get("train_loss")
+        return None if n_rows is None or loss is None else cls(n_rows, loss)
 
     def is_of(self, sizes: ScoreSizes) -> bool:
         """Return whether rows are those of the fit."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
@@ -65,7 +66,10 @@ class PruningCallback:
         self._check_direction(column, iteration.greater_is_better.get(column))
         if iteration.iteration % self._every:
             return
-        self._trial.report(float(iteration.record[column]), step=iteration.iteration)
+        value = float(iteration.record[column])
+        if math.isnan(value):  # the metrics of a search are not evaluated in the fit of all rows
+            return
+        self._trial.report(value, step=iteration.iteration)
         if self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after iteration {iteration.iteration}")
 

@@ -84,9 +84,10 @@ class Ensemble:
     parameters: dict[str, Any] = field(default_factory=dict)
     #: One record per fit: label, rows, first and last iteration, parameters, digest of schema and counts.
     sources: tuple[dict[str, Any], ...] = ()
-    #: ``train_loss`` and ``<eval set>_<metric>`` per iteration, including iterations that early stopping dropped.
+    #: ``train_loss`` and ``<eval set>_<metric>`` per iteration, including iterations that early stopping dropped; of a model
+    #: with a `search` those of the search.
     metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    #: Number of iterations that early stopping kept; None without it.
+    #: Number of iterations that early stopping kept; None without it. Of a model with a `search` those of the search.
     best_iteration: int | None = None
     #: Number of values per leaf: 1 (a tree for each output) or n_outputs (a tree for all outputs).
     width: int = 1
@@ -105,6 +106,20 @@ class Ensemble:
     @property
     def n_iterations(self) -> int:
         return len(self.trees) // self.trees_per_iteration
+
+    @property
+    def search(self) -> dict[str, Any] | None:
+        """The fit with held-out rows that has found the number of iterations; None if the iterations are its own.
+
+        ``iterations`` that it kept, its ``learning_rate`` (None if it had several) and ``rows``, and ``train_loss``, that of
+        the model.
+        """
+        return self.sources[-1].get("search") if self.sources else None
+
+    @property
+    def own_metrics(self) -> dict[str, tuple[float, ...]]:
+        """The metrics, if they are those of the model's iterations."""
+        return self.metrics if self.search is None else {}
 
     @property
     def trees_per_iteration(self) -> int:
@@ -276,6 +291,8 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
         raise ParameterError(f"n_iterations={n_iterations!r} must be an integer") from None
     if not 0 <= n <= model.n_iterations:
         raise ParameterError(f"n_iterations={n}: the model has {model.n_iterations} iterations")
+    if n == model.n_iterations and model.search is not None:
+        return model
     sources = tuple(
         source if source["last_iteration"] <= n else _shortened(source, n)
         for source in model.sources
@@ -285,8 +302,8 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
         model,
         trees=model.trees[slice(*model.trees_in((0, n)))],
         sources=sources,
-        metrics={name: values[:n] for name, values in model.metrics.items()},
-        best_iteration=model.best_iteration if model.best_iteration == n else None,
+        metrics={name: values[:n] for name, values in model.own_metrics.items()},
+        best_iteration=model.best_iteration if model.best_iteration == n and model.search is None else None,
         calibration=model.calibration if n == model.n_iterations else None,
     )
 
@@ -294,7 +311,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
 def _shortened(source: dict[str, Any], last: int) -> dict[str, Any]:
     """Return a source's record with another last iteration."""
     rates = rates_of(source)[: last + 1 - source["first_iteration"]]
-    return with_rates(without_scores(source) | {"last_iteration": last}, rates)
+    return with_rates(without_search(without_scores(source)) | {"last_iteration": last}, rates)
 
 
 def rates_of(source: dict[str, Any]) -> list[float]:
@@ -319,6 +336,11 @@ def _usual_rate(source: dict[str, Any]) -> Any:
 def without_scores(source: dict[str, Any]) -> dict[str, Any]:
     """Return a source's record without the summary of scores, which belongs to the unedited model."""
     return source | {"summary": source["summary"] | {"scores": []}} if "summary" in source else source
+
+
+def without_search(source: dict[str, Any]) -> dict[str, Any]:
+    """Return a source's record without the `Ensemble.search`, of a model whose metrics are not those of the search."""
+    return {name: value for name, value in source.items() if name != "search"}
 
 
 def without_counts(model: Ensemble) -> Ensemble:
@@ -351,6 +373,8 @@ def without_counts(model: Ensemble) -> Ensemble:
 
     hidden = {"rows": None, "data_digest": None}
     sources = tuple({k: v for k, v in source.items() if k != "summary"} | hidden for source in model.sources)
+    if model.search is not None:
+        sources = ({**sources[0], "search": model.search | {"rows": None}},)
     trees = tuple(map(without, model.trees))
     return replace(model, features=tuple(features), trees=trees, edges=(), sources=sources, target_name=None)
 

@@ -417,6 +417,10 @@ def _calibration(value: Any, has_classes: bool) -> Calibration | None:
 
 #: Parameters of any version, so that files of older and newer ones can be read.
 _PARAMETERS: Shape = {OTHERS: PLAIN}
+#: See `Ensemble.search`.
+_SEARCH: Shape = {
+    "iterations": Within(1), "learning_rate": (float, None), "rows": (Within(0), None), "train_loss": (float, None)
+}  # fmt: skip
 #: The record of a fit.
 _SOURCE: Shape = {
     "label": (str, None),
@@ -429,6 +433,7 @@ _SOURCE: Shape = {
     "unexplained_loss?": (float, None),
     "steps?": _PARAMETERS,
     "learning_rates?": [float],  # of the iterations, if they differ
+    "search?": _SEARCH,
     "refreshed?": [{OTHERS: PLAIN}],
     "summary?": {OTHERS: PLAIN},  # see `Summary`
     OTHERS: PLAIN,

@@ -134,6 +134,8 @@ class StoredDataset(BinnedRows):
         return [function(partition, argument) for partition, argument in zip(self.partitions(), arguments, strict=True)]
 
     def fit(self, request: FitRequest) -> FitResult:
+        if self.table is not None:
+            return fit_in_memory(self.table, self.data, request)
         options = None if request.budget is None else request.read_options
         return train(replace(request, binned=self.data), self._backend(request.n_threads, options))
 
@@ -143,8 +145,6 @@ class StoredDataset(BinnedRows):
 
     def _backend(self, n_threads: int, options: ReadOptions | None = None) -> LocalBackend:
         """Return the session of a fit. options : default: the codes stay in memory until they are encoded."""
-        if (table := self.table) is not None:
-            return LocalBackend(lambda: table, n_threads, is_shared=True)
         return LocalBackend(partial(self._open, options), n_threads)
 
     def _open(self, options: ReadOptions | None) -> Table:
@@ -156,6 +156,11 @@ class StoredDataset(BinnedRows):
         with self._open(ReadOptions(retain_bytes=0)) as table:
             pa.default_memory_pool().release_unused()  # what decoding the parts took
             yield replace(self, table=table)
+
+
+def fit_in_memory(table: Table, data: DatasetDescription, request: FitRequest) -> FitResult:
+    """Train on rows that are read; other fits may use the table, too."""
+    return train(replace(request, binned=data), LocalBackend(lambda: table, request.n_threads, is_shared=True))
 
 
 # Reading.

@@ -2,6 +2,8 @@
 
 It takes the memory of a chunk and a part. The table is read for targets and weights, for the sample that proposes the split
 points (some columns at a time), as in every fit (`training.fit.propose_bins`), and for the bin codes.
+
+`binned_in_memory` is for two fits of one call: the codes are those of a data set, but no files are written.
 """
 
 from __future__ import annotations
@@ -18,9 +20,20 @@ from dboost.data import CategoryColumn, Column, Table
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition, matrix_of
 from dboost.data.columns.column import without_unused
-from dboost.data.columns.roles import rows_of
+from dboost.data.columns.roles import ROLES, rows_of
+from dboost.data.tables.read_table import open_binned
 from dboost.files.lease import Lease
-from dboost.prepared.dataset_files import PartFile, StoredDataset, complete, new_version, remove_version, write_part
+from dboost.files.spool import PrivateDirectory
+from dboost.prepared.dataset_files import (
+    PartFile,
+    StoredDataset,
+    complete,
+    fit_in_memory,
+    new_version,
+    preparing,
+    remove_version,
+    write_part,
+)
 from dboost.prepared.dataset_rows import joined_targets
 from dboost.rows.encode import encoded_pieces
 from dboost.rows.shard_spec import NARROW_BINS, plan_layout
@@ -28,7 +41,7 @@ from dboost.session.local_backend import LocalBackend
 from dboost.session.reference_sample import reference_rows
 from dboost.session.target import check_categories, name_of_target
 from dboost.training.binned_data import DatasetDescription
-from dboost.training.fit import interruptible_reading, propose_bins
+from dboost.training.fit import FitResult, interruptible_reading, propose_bins
 from dboost.training.request import FitRequest
 from dboost.tuning import tuning
 
@@ -90,10 +103,48 @@ def table_in_bins(read_table: Callable[..., Table], request: FitRequest) -> Iter
         yield TableInBins(backend.table, binning, backend.n_rows, filled, parameters.random_state, request.n_threads)
 
 
-def described(binning: Binning, named: bool, samples: Sequence[tuple[np.ndarray, Column]]) -> DatasetDescription:
-    """Return the description of a data set. samples : values and targets of the sampled rows of each partition."""
+@contextmanager
+def binned_in_memory(read_table: Callable[..., Table], request: FitRequest) -> Iterator[Callable[[FitRequest], FitResult]]:
+    """Read and bin a table; yield the function that trains on its rows, whose codes are in memory.
+
+    read_table, request : see `table_in_bins`.
+    """
+    samples: list[tuple[np.ndarray, Column]] = []
+
+    def copied(rows: TableInBins) -> Iterator[BinnedPartition]:
+        for partition in rows.partitions(rows.n_rows):
+            assert partition.sample is not None
+            samples.append(partition.sample)
+            yield BinnedPartition(tuple(codes.copy() for codes in partition.codes), partition.roles)
+
+    with table_in_bins(read_table, request) as rows:
+        binning, named = rows.binning, rows.table.named
+        table = open_binned(copied(rows), binning, named)
+    with table:
+        yield partial(fit_in_memory, table, described(binning, named, samples, request))
+
+
+@contextmanager
+def binned_in_files(read_table: Callable[..., Table], request: FitRequest) -> Iterator[StoredDataset]:
+    """Read and bin a table; yield its rows in temporary files, which do not count as memory. Arguments: see `table_in_bins`."""
+    with closing(PrivateDirectory()) as folder:
+        path = str(folder.path / "prepared")
+        with preparing(path, by_workers=False) as lease:
+            settings = dict.fromkeys(ROLES) | {"max_bins": request.parameters.max_bins}  # names are for users of a folder
+            stored = write_dataset(path, lease, read_table, request, settings)
+        yield stored
+
+
+def described(
+    binning: Binning, named: bool, samples: Sequence[tuple[np.ndarray, Column]], request: FitRequest
+) -> DatasetDescription:
+    """Return the description of a data set.
+
+    samples : values and targets of the sampled rows of each partition; request : for which the bins were proposed.
+    """
     values = np.concatenate([values for values, _ in samples])
-    return DatasetDescription(binning, named, values, joined_targets([target for _, target in samples]))
+    targets = joined_targets([target for _, target in samples])
+    return DatasetDescription(binning, named, values, targets, proposal=request.parameters.split_proposal)
 
 
 def write_dataset(
@@ -124,7 +175,7 @@ def write_dataset(
                 samples.append(partition.sample)
                 n_done += partition.n_rows
                 request.progress.count(n_done, rows.n_rows, "row")
-            data = described(rows.binning, rows.table.named, samples)
+            data = described(rows.binning, rows.table.named, samples, request)
             return complete(StoredDataset(root, data, settings, tuple(parts), rows.filled, False), version, lease)
     except BaseException:
         remove_version(root, version)

@@ -1,9 +1,15 @@
 """The number of iterations that held-out rows decide: ``max_iter="auto"``, ``validation_fraction=`` and ``refit=True``.
 
-A small learning rate, as many iterations as still improve the predictions of rows that are not trained on, and the model of the
-best iteration: the usual recipe of boosting, which leaves no number to tune (J. Friedman, "Greedy function approximation",
-2001, section 5: the smaller the learning rate, the better, if the number of iterations follows). ``max_iter="auto"`` stands
-for `MOST_ITERATIONS`, and for `RATE`, `ROUNDS` and `FRACTION` of the parameters that are not given.
+A small learning rate, and as many iterations as still improve the predictions of rows that are not trained on: the usual recipe
+of boosting, which leaves no number to tune (J. Friedman, "Greedy function approximation", 2001, section 5: the smaller the
+learning rate, the better, if the number of iterations follows).
+
+**Two fits.** The rows that are held out are missed, and a search at a small rate is long. So ``max_iter="auto"`` searches at a
+high rate, and then trains on all rows at a small one, see `training.two_fits`. Both draw new rows in every iteration
+(J. Friedman, "Stochastic gradient boosting", 2002).
+
+**One fit**, where the search would be in the way: with evaluation sets, a model that is continued, a checkpoint, a time limit,
+arcbites, a schedule of learning rates, or ``refit=False``. It has the small rate and keeps the iterations up to the best one.
 
 The rows are held out by the hash of their number among all rows (whole groups, if rows have groups), an exact number of each
 class. So they are the same for any partitioning.
@@ -11,12 +17,12 @@ class. So they are the same for any partitioning.
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,13 +32,26 @@ from dboost.params import FOREST
 from dboost.rows.row_sample import HOLD_OUT, derive_seed
 from dboost.session.row_samples import Draw, in_proportion
 from dboost.session.target import Target
-from dboost.training.fit import FitResult
-from dboost.training.request import FitRequest, MakeValidationPlan
+from dboost.training.request import MakeValidationPlan
 from dboost.training.validation_rows import ValidationPlan
 
 AUTO = "auto"
-#: What ``max_iter="auto"`` stands for.
-MOST_ITERATIONS, RATE, ROUNDS, FRACTION = 2000, 0.05, 50, 0.1
+#: With ``max_iter="auto"``: the largest number of iterations of each fit, the rate of the model, and the part of the rows that
+#: each iteration draws.
+MOST_ITERATIONS, RATE, SUBSAMPLE = 2000, 0.07, 0.8
+
+
+class Search(NamedTuple):
+    """How ``max_iter="auto"`` looks for the number of iterations, with what is not given."""
+
+    learning_rate: float
+    rounds: int  # iterations without improvement that end it
+    fraction: float  # of the rows that are held out
+
+
+#: On the way to a fit on all rows, and in the fit whose iterations are kept.
+BEFORE_FIT, IN_FIT = Search(0.2, 25, 0.2), Search(0.05, 50, 0.1)
+_log = logging.getLogger("dboost")
 _OTHERWISE = "give the number of iterations and no early stopping, or an eval_set"
 
 
@@ -41,8 +60,15 @@ def is_auto(max_iter: Any) -> bool:
     return isinstance(max_iter, str) and max_iter == AUTO
 
 
-def with_auto_iterations(learning: Mapping[str, Any], *, has_rule: bool) -> dict[str, Any]:
-    """Return parameters of learning with what ``max_iter="auto"`` stands for; other values of `max_iter` change nothing.
+def search_of(learning: Mapping[str, Any], refit: Any, **others: Any) -> Search:
+    """Return how ``max_iter="auto"`` searches. others : what is given that needs one fit, None for what is not."""
+    rate, needs = learning.get("learning_rate"), [learning.get("arcbites"), *others.values()]
+    has_schedule = callable(rate) or (isinstance(rate, Iterable) and not isinstance(rate, str))
+    return IN_FIT if refit is False or has_schedule or any(value is not None for value in needs) else BEFORE_FIT
+
+
+def with_auto_iterations(learning: Mapping[str, Any], search: Search, *, has_rule: bool) -> dict[str, Any]:
+    """Return parameters of learning of the search, if ``max_iter="auto"``; other values of `max_iter` change nothing.
 
     learning : parameters that are given, by name; has_rule : whether a rule of early stopping is given beside them.
     """
@@ -53,10 +79,21 @@ def with_auto_iterations(learning: Mapping[str, Any], *, has_rule: bool) -> dict
             "max_iter='auto' is for boosting: more trees do not make a forest worse, so give their number, and "
             "early_stopping_rounds to stop when out-of-bag predictions do not improve"
         )
-    rate, rounds = learning.get("learning_rate"), learning.get("early_stopping_rounds")
+    rate, rounds, subsample = (learning.get(name) for name in ("learning_rate", "early_stopping_rounds", "subsample"))
     n_rates = len(rate) if isinstance(rate, Sequence) and not isinstance(rate, str) else MOST_ITERATIONS
-    settings = {**learning, "max_iter": min(n_rates, MOST_ITERATIONS), "learning_rate": RATE if rate is None else rate}
-    return settings if has_rule else settings | {"early_stopping_rounds": ROUNDS if rounds is None else rounds}
+    if rate is None or (search is BEFORE_FIT and _is_number(rate) and rate < search.learning_rate):
+        rate = search.learning_rate
+    settings = {
+        **learning,
+        "max_iter": min(n_rates, MOST_ITERATIONS),
+        "learning_rate": rate,
+        "subsample": SUBSAMPLE if subsample is None else subsample,
+    }
+    return settings if has_rule else settings | {"early_stopping_rounds": search.rounds if rounds is None else rounds}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_share(value: Any) -> bool:
@@ -140,59 +177,3 @@ def held_out_rows(counts: Sequence[int], target: Target, size: float, seed: int,
                 f"{keyword} holds rows out, but each class has one row, which is trained on ({sum(counts)} rows): {_OTHERWISE}"
             )
     return Draw(seed, sizes)
-
-
-def check_refit(refit: Any, request: FitRequest, *, stops: bool) -> None:
-    """Raise a ParameterError if a fit cannot be repeated with the number of iterations that it kept.
-
-    stops : whether it may stop early.
-    """
-    if not isinstance(refit, bool):
-        raise ParameterError(f"refit={refit!r:.60} must be True or False")
-    if not refit:
-        return
-    if not stops:
-        raise ParameterError('refit=True needs early stopping, which finds the number of iterations: give max_iter="auto"')
-    for name, value in (
-        ("checkpoint", request.checkpoint),
-        ("time_limit", request.time_limit),
-        ("arcbites", request.parameters.arcbites),
-    ):
-        if value is not None:
-            raise ParameterError(f"refit=True does not go together with {name}: leave one of them out")
-
-
-def refitted(fit: Callable[[FitRequest], FitResult], request: FitRequest, first: FitResult) -> FitResult:
-    """Return the result of a second fit: on all rows, with as many iterations as the first one has kept.
-
-    The history is that of the first fit, whose validation rows have decided.
-
-    Parameters
-    ----------
-    fit : callable
-        Trains on the same rows.
-    request : FitRequest
-        Of the first fit.
-    first : FitResult
-        Of the first fit.
-    """
-    ensemble = first.ensemble
-    n = ensemble.n_iterations - request.warm_start.n_earlier
-    if n < 1:  # the model that was continued is the best
-        return first
-    make_plan = request.make_validation_plan
-
-    def with_all_rows(*counted: Any) -> ValidationPlan:
-        return ValidationPlan() if make_plan is None else ValidationPlan(make_plan(*counted).class_weight)
-
-    later = fit(
-        replace(
-            request,
-            parameters=replace(request.parameters, max_iter=n, early_stopping_rounds=None),
-            early_stopping=None,
-            make_validation_plan=None if make_plan is None else with_all_rows,
-            validation_fraction=None,
-        )
-    )
-    whole = replace(later.ensemble, metrics=ensemble.metrics, best_iteration=ensemble.best_iteration)
-    return replace(later, ensemble=whole, history=first.history, before=first.before, ended_by=first.ended_by)

@@ -25,6 +25,7 @@ class DatasetDescription:
     sample: np.ndarray  # float64[n, n_features]: raw values of the reference sample; no rows without one
     sample_target: Column  # their targets, as they were given
     where: str | None = None  # the folder or URL of its files, if it was read from files
+    proposal: str = "global"  # the `split_proposal` that has proposed the bins
 
     def reference(self, target: Target) -> ReferenceSample | None:
         """Return the reference sample with targets encoded for a loss."""
@@ -41,10 +42,10 @@ class DatasetDescription:
             raise StorageError(f"{self.where} is damaged: its sample is not of its rows ({error})") from error
 
 
-def refuse_other_proposals(parameters: Parameters) -> None:
-    """Raise a ParameterError if split points would be proposed from values."""
+def refuse_other_proposals(parameters: Parameters, binned: DatasetDescription) -> None:
+    """Raise a ParameterError if other split points would be proposed from values."""
     proposal = parameters.split_proposal
-    if proposal != "global":
+    if proposal != binned.proposal:
         raise ParameterError(
             f"split_proposal={proposal!r} proposes split points from the values, but these data were binned before: leave it "
             "out, or fit on the table itself"

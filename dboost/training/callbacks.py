@@ -112,7 +112,7 @@ class StoppingRule:
     def resume(self, model: Ensemble) -> None:
         """Process the iterations of a continued model, if it was fitted with early stopping."""
         if model.best_iteration is not None:
-            for iteration, value in enumerate(model.metrics.get(self.column, ())[: model.n_iterations], 1):
+            for iteration, value in enumerate(model.own_metrics.get(self.column, ())[: model.n_iterations], 1):
                 self.should_stop(iteration, {self.column: value})
 
 

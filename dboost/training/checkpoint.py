@@ -189,7 +189,7 @@ class Checkpoint:
             raise DataError(f"{self._refusal}: {error}") from error
         base = own_model if warm_start.model is None else warm_start.model
         earlier = () if warm_start.model is None else base.trees
-        metrics = base.metrics if self.visits else appended(base.metrics, warm_start.n_earlier, metrics_of(self.history), n)
+        metrics = base.metrics if self.visits else appended(base.own_metrics, warm_start.n_earlier, metrics_of(self.history), n)
         return warm_start.resumed(replace(base, trees=earlier + own_model.trees, metrics=metrics))
 
     def begin(self, data: dict[str, Any], empty: Ensemble, current: dict[str, float]) -> dict[str, float]:

@@ -72,21 +72,43 @@ class FitResult:
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
     no_split: str | None = None  # why no tree of this fit has a split, to warn of
     ended_by: str | None = None  # why the last iteration was the last
+    n_rows: int = 0  # that were trained on
     lost_workers: list[dict[str, Any]] = field(default_factory=list)  # see `cluster.client.connection.Connection.losses`
 
 
 class FitObserver(Protocol):
-    """Observes one fit: called after each iteration, as a callback, and at the end. It must not raise."""
+    """Observes one call: called after each iteration, as a callback, and at the end. It must not raise."""
 
     def __call__(self, iteration: Iteration) -> Any:
         """See an iteration."""
 
     def end(self, result: FitResult | None) -> None:
-        """See the result; None if the fit failed."""
+        """See the result; None if the call failed."""
 
 
-#: Functions that make the observers of every fit of this process, from its plan.
+#: Functions that make the observers of every call of this process, from the plan of its first fit.
 OBSERVERS: list[Callable[[FitPlan], FitObserver]] = []
+
+
+class Watch:
+    """The observers of a call. If it has two fits (`training.two_fits`), they see the iterations of the first one, and the
+    result of the second one."""
+
+    def __init__(self) -> None:
+        self.result: FitResult | None = None
+        self._observers: list[FitObserver] | None = None
+
+    def begin(self, plan: FitPlan) -> list[FitObserver]:
+        """Return the observers of a fit; none of a second one."""
+        if self._observers is not None:
+            return []
+        self._observers = [make_observer(plan) for make_observer in OBSERVERS]
+        return self._observers
+
+    def end(self) -> None:
+        """Tell the observers about the end."""
+        for observer in self._observers or ():
+            observer.end(self.result)
 
 
 def train(request: FitRequest, backend: Backend) -> FitResult:
@@ -150,7 +172,7 @@ def load(request: FitRequest, backend: Backend) -> tuple[Feature, ...]:
     if model is not None:
         check_boosting(model, request.parameters)
     if binned is not None:
-        refuse_other_proposals(request.parameters)
+        refuse_other_proposals(request.parameters, binned)
         if model is not None:
             check_thresholds(model, binned.binning)
     return backend.load()
@@ -353,7 +375,7 @@ def boost(plan: FitPlan, backend: Backend, trees: TreesSoFar, clock: Clock, mode
         callbacks: list[Callback] = [
             *request.callbacks,
             *backend.observers(plan.target.loss.name, n_features),
-            *watch.observers,
+            *watch.begin(plan),
         ]
         loop = BoostingLoop(plan, backend, trees, callbacks)
         model_so_far.assemble = partial(assemble, loop, whole=True)
@@ -375,23 +397,18 @@ def boost(plan: FitPlan, backend: Backend, trees: TreesSoFar, clock: Clock, mode
     return result
 
 
-@dataclass(eq=False)
-class Watch:
-    """The observers of a fit, and its result, once there is one."""
-
-    observers: list[FitObserver]
-    result: FitResult | None = None
-
-
 @contextmanager
 def observed(plan: FitPlan) -> Iterator[Watch]:
-    """Tell observers about the end of the fit, also if it fails."""
-    watch = Watch([make_observer(plan) for make_observer in OBSERVERS])
+    """Tell observers about the end of the fit, also if it fails; those of two fits are told about the end of the second."""
+    watch = plan.request.watch
+    if watch is not None:
+        yield watch
+        return
+    watch = Watch()
     try:
         yield watch
     finally:
-        for observer in watch.observers:
-            observer.end(watch.result)
+        watch.end()
 
 
 def announce(plan: FitPlan, last_iteration: int) -> None:
@@ -443,7 +460,7 @@ def result_of(loop: BoostingLoop, no_split: str | None, clock: Clock) -> FitResu
     model_file.check(model, n_known=0 if continued_model is None else len(continued_model.trees))
     if no_split is not None and fold is None:  # `folds.fit_folds` warns once for all folds
         warn(no_split)
-    return FitResult(model, history, loop.before, stopping, whole, clock.seconds, no_split, loop.ended_by)
+    return FitResult(model, history, loop.before, stopping, whole, clock.seconds, no_split, loop.ended_by, plan.n_rows)
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

@@ -27,7 +27,7 @@ from dboost.exact import unit_for
 from dboost.losses import Loss
 from dboost.losses.gradient_stats import GradientStats
 from dboost.model import model_file
-from dboost.model.ensemble import Ensemble, Tree
+from dboost.model.ensemble import Ensemble, Tree, without_search
 from dboost.params import Parameters, make_parameters
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
@@ -166,7 +166,7 @@ def with_new_leaf_values(
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
     note = {"label": source_name, "rows": backend.n_rows, "decay": decay}
-    sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
+    sources = tuple(without_search(source) | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None, calibration=None)
     model_file.check(refreshed)

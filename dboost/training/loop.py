@@ -366,7 +366,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         trees=trees,
         parameters=empty.parameters if is_first else model.parameters,
         sources=sources,
-        metrics=appended(model.metrics, n_earlier, metrics, len(history)),
+        metrics=appended(model.own_metrics, n_earlier, metrics, len(history)),
         best_iteration=best,
     )
 

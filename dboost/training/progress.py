@@ -21,6 +21,9 @@ _BAR_INTERVAL, _LINE_INTERVAL = 0.1, 5.0
 _LINE_DELAY = 1.0
 #: Characters of the bar on a terminal.
 _BAR_WIDTH = 16
+#: Iterations between two lines while their number is not known.
+_LINE_ITERATIONS = 25
+BOOSTING, SEARCHING = "boosting", "searching"
 
 
 class Display(Protocol):
@@ -66,7 +69,7 @@ class Progress:
 
     def begin(self, last: int, unit: str = "iteration") -> None:
         """Show that boosting has begun. last : number of the last iteration; unit : what is counted."""
-        self.phase("boosting")
+        self.phase(BOOSTING)
         self._is_boosting, self._last, self._unit = True, last, unit
 
     def show(self, record: dict[str, Any], scores: Mapping[str, float], seconds: float) -> None:
@@ -84,7 +87,7 @@ class Progress:
         if self._display is None:
             return
         left = ""
-        if iteration > self._first:
+        if iteration > self._first and self._last:
             each = (now - self._first_ended) / (iteration - self._first)
             left = f"{duration(each * (self._last - iteration))} left"
         self._display.update(iteration, self._last, self._unit, left, self._note(record, scores))
@@ -93,6 +96,14 @@ class Progress:
     def is_shown(self) -> bool:
         """Whether there is a display now."""
         return self._display is not None
+
+    def part(self, name: str) -> Progress:
+        """Return the progress of one of several fits, whose iterations are shown as a phase in the display of this one.
+
+        The number of iterations of a phase "searching" is not known.
+        """
+        self._open()
+        return _Part(name, self._display)
 
     def close(self) -> None:
         if self._display is not None:
@@ -115,6 +126,24 @@ class Progress:
         return ", ".join(parts)
 
 
+class _Part(Progress):
+    """See `Progress.part`."""
+
+    def __init__(self, name: str, display: Display | None) -> None:
+        super().__init__(False)
+        self._name, self._display = name, display
+
+    def phase(self, name: str) -> None:
+        super().phase(self._name if name == BOOSTING else name)
+
+    def begin(self, last: int, unit: str = "iteration") -> None:
+        super().begin(0 if self._name == SEARCHING else last, unit)
+
+    def close(self) -> None:
+        """Leave the display open for the next part."""
+        self._display = None
+
+
 class _Lines:
     """A line for each phase that takes longer than `_LINE_DELAY`, and for each twentieth of the iterations."""
 
@@ -125,13 +154,16 @@ class _Lines:
     def begin(self, phase: str) -> None:
         self.close()
         self._phase, self._next_line = phase, time.monotonic() + _LINE_INTERVAL
-        if phase != "boosting":
+        if phase not in (BOOSTING, SEARCHING):
             self._waiting = threading.Timer(_LINE_DELAY, self.write, [phase])
             self._waiting.daemon = True
             self._waiting.start()
 
     def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None:
-        if self._phase == "boosting":
+        if self._phase == SEARCHING:
+            if done % _LINE_ITERATIONS == 0 or done == 1:
+                self.write(f"search, {unit} {done}: {note}")
+        elif self._phase == BOOSTING:
             if done % max(n_total // 20, 1) == 0 or done in (1, n_total):
                 self.write(f"{unit} {done}/{n_total}: {note}")
         elif time.monotonic() >= self._next_line:
@@ -172,7 +204,7 @@ class _Bar:
         """The count and the time left, or at the end the time that was needed."""
         seconds = duration(time.monotonic() - self._began)
         if not self.n_total:
-            return seconds
+            return f"{self.unit} {self.done}" if self.done else seconds
         count = f"{self.done}/{self.n_total}{' MiB' * (self.unit == 'MiB')}"
         if self._is_over:
             return f"{count} in {seconds}"

@@ -79,6 +79,7 @@ class FitRequest:
     fold: Fold | None = None  # the fold of a cross-validation that is fitted
     binned: DatasetDescription | None = None  # of rows that are binned already
     n_at_once: int = 1  # number of fits that run at the same time, of which this is one
+    watch: Any = None  # the `fit.Watch` of a call with two fits; default: the fit has its own
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod

@@ -32,6 +32,7 @@ def struck(request: pytest.FixtureRequest) -> Iterator[Struck]:
 
 
 ONE_TREE = "one tree, 6 classes, weights"
+AUTO = "auto, 3 classes"
 PLAIN, SETS, BITES = "weights, 3 classes", "early stopping, several sets and metrics", "arcbites, test set"
 GROW = "dboost_grow"
 #: By kind of cluster; those of `FAST` are not marked slow.
@@ -65,6 +66,9 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("joined: no dboost", GROW, 1), Fault("joined: a failing plugin", GROW, 2), Fault("killed", GROW, 3)]),
         (PLAIN, [Fault("joined late", GROW, 1)]),
         (SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)]),
+        # In the search and in the fit of all rows, which has other sessions.
+        (AUTO, [Fault("killed", GROW, 4), Fault("restarted", GROW, 15)]),
+        (AUTO, [Fault("killed", "reading training", 2), Fault("lost", "evaluate", 6), Fault("killed", "build", 2)]),
     ],
     "two rounds": [
         (PLAIN, [Fault("killed in a round", GROW, 1)]),
@@ -92,6 +96,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("stopped", "hand_over", 0)]),
         (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
         ("held-out rows, 3 classes", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),
+        (AUTO, [Fault("killed", GROW, 4, victim=-1), Fault("killed", GROW, 15, victim=-1)]),
     ],
     "two hosts": [
         # One without rows, and then two trainers.

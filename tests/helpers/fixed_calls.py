@@ -63,7 +63,7 @@ class Fixed:
         named = {name for name in KINDS if self.options.get(name) is not None}
         values = {f"{name}={value}" for name, value in self.options.items() if isinstance(value, str) and name not in ROLES}
         kinds = named | (values & {"step=line_search", "criterion=gradient", "growth=depth_wise", "split_proposal=exact"})
-        kinds |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
+        kinds |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node", "max_iter=auto"}
         if "normal" in (self.options.get("loss"), (self.first or {}).get("loss")):
             kinds.add("loss=normal")
         if values & {"loss=absolute_error", "loss=quantile"}:
@@ -187,6 +187,22 @@ CASES |= {
         (", parts", {"arcbites": dboost.ArcBites(2, 1, parts=2), "subsample": 0.7}),
     )
 }
+#: A search and a fit on all rows, both with few iterations.
+_AUTO: dict[str, Any] = {"max_iter": "auto", "learning_rate": 0.4, "early_stopping_rounds": 2}
+CASES |= {
+    f"auto, {name}": Fixed(target, _AUTO | options, frame=GROUPED)
+    for name, target, options in (
+        ("numbers", "y", {"sample_weight": "w", "offset": "o"}),
+        ("3 classes", "grade", {"sample_weight": "v"}),
+        ("2 classes", "late", {"eval_metric": "roc_auc", "validation_fraction": 150}),
+        ("medians", "tails", {"loss": "absolute_error", "sample_weight": "w"}),
+        ("groups", "y", {"group": "customer", "keep_summary": False}),
+        ("several targets", ["y", "tails"], {"multi_strategy": "multi_output_tree", "sample_weight": "w"}),
+        ("proposal tree", "y", {"split_proposal": "tree", "max_bins": 12}),
+        ("proposal exact", "late", {"split_proposal": "exact", "refit": True}),
+    )
+}
+CASES["auto, one fit"] = Fixed("grade", _AUTO | {"refit": False, "sample_weight": "w"})
 CASES["no summary"] = Fixed("late", {"keep_summary": False})
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})

@@ -243,7 +243,9 @@ def _can_stream(described: Any) -> bool:
 
 def _can_prepare(described: Any) -> bool:
     options, arcbites = getattr(described, "options", {}), described.arcbites
-    holds_out = options.get("validation_fraction") is not None  # a data set's bins are of all rows
+    searches = options.get("max_iter") == "auto" and options.get("refit") is not False
+    holds_out = options.get("validation_fraction") is not None or options.get("max_iter") == "auto"
+    holds_out &= not searches  # a data set's bins are of all rows, and so are those of two fits
     is_watched = isinstance(arcbites, dict) or (arcbites is not None and arcbites.is_watched)
     holds_out |= is_watched and "eval_set" not in options
     has_its_bins = described.earlier in (None, "start_from, kept bins")  # other bins do not tell the scores of a model
@@ -256,6 +258,8 @@ def can_prepare_on_cluster(described: Any) -> bool:
 
 def can_kill(described: Any) -> bool:
     given = described.mistake if isinstance(described.mistake, dict) else {}
+    if getattr(described, "options", {}).get("max_iter") == "auto":  # with a checkpoint it is one fit
+        return False
     return not described.refits and not {"checkpoint_every", "callbacks"} & set(given)
 
 

@@ -1,4 +1,7 @@
-"""``max_iter="auto"``: held-out rows decide on the number of iterations. Equality at all places: `test_conformance`."""
+"""``max_iter="auto"``: held-out rows decide on the number of iterations. Equality at all places: `test_conformance`.
+
+Workers that are lost in either fit: `test_faults`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli.arguments import parse
+from dboost.training.auto_iterations import RATE
 
 N = 1500
 QUIET: dict[str, Any] = {"max_leaf_nodes": 8, "progress": False, "n_threads": 2}
@@ -37,30 +42,98 @@ def automatic(frame: pd.DataFrame) -> dboost.Booster:
     return fit(frame, max_iter="auto")
 
 
-def test_auto_is_what_its_parts_are(frame: pd.DataFrame, automatic: dboost.Booster) -> None:
-    parts = {"max_iter": 2000, "learning_rate": 0.05, "early_stopping_rounds": 50, "validation_fraction": 0.1}
-    assert fit(frame, **parts).sha256 == automatic.sha256
-    other = fit(frame, max_iter="auto", learning_rate=0.3, early_stopping_rounds=3, validation_fraction=0.2)
-    parts |= {"learning_rate": 0.3, "early_stopping_rounds": 3, "validation_fraction": 0.2}
-    assert other.sha256 == fit(frame, **parts).sha256
-    assert other.sha256 != automatic.sha256
+#: What ``max_iter="auto"`` stands for: of the search, of the fit of all rows, and of one fit.
+SEARCH: dict[str, Any] = {"learning_rate": 0.2, "early_stopping_rounds": 25, "validation_fraction": 0.2}
+WHOLE: dict[str, Any] = {"learning_rate": RATE, "subsample": 0.8}
+ONE_FIT: dict[str, Any] = {"learning_rate": 0.05, "early_stopping_rounds": 50, "validation_fraction": 0.1}
 
 
-def test_it_stops_where_the_held_out_rows_do_best_and_says_so(automatic: dboost.Booster) -> None:
+def searched(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost.Booster:
+    """Fit with held-out rows on bins of all rows."""
+    group = {"group": options.pop("group")} if "group" in options else {}
+    with dboost.prepare(frame, target, features=list("abcd"), **group) as data:
+        return dboost.fit(data, **QUIET | {"max_iter": 2000, "subsample": 0.8} | SEARCH | options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "of_search", "ratio"),
+    [
+        ("y", {}, {}, 0.2 / RATE / 0.8),
+        ("kind", {}, {}, 0.2 / RATE / 0.8),
+        ("y", {"learning_rate": 0.1}, {}, 0.2 / 0.1 / 0.8),
+        ("y", {"learning_rate": 0.3, "early_stopping_rounds": 3}, {"learning_rate": 0.3, "early_stopping_rounds": 3}, 1 / 0.8),
+        ("y", {"validation_fraction": 0.5}, {"validation_fraction": 0.5}, 0.2 / RATE / 0.5),
+        ("y", {"validation_fraction": 500}, {"validation_fraction": 500}, 0.2 / RATE * 1.5),
+        ("y", {"subsample": 0.6, "random_state": 3}, {"subsample": 0.6, "random_state": 3}, 0.2 / RATE / 0.8),
+        ("y", {"early_stopping": dboost.EarlyStopping(4, metric="mae"), "eval_metric": ["mae"]}, None, 0.2 / RATE / 0.8),
+        ("y", {"group": "who"}, {"group": "who"}, 0.2 / RATE / 0.8),
+    ],
+)  # fmt: skip
+def test_a_search_at_a_high_rate_finds_the_iterations_of_a_fit_of_all_rows(
+    frame: pd.DataFrame, target: str, options: dict[str, Any], of_search: dict[str, Any] | None, ratio: float
+) -> None:
+    booster = fit(frame, target, max_iter="auto", **options)
+    if of_search is None:
+        of_search = {**options, "early_stopping_rounds": None}
+    search = searched(frame, target, **of_search)
+    n = search.n_iter_
+    assert booster.best_iteration == n
+    assert booster.n_iter_ == round(n * ratio)
+    drop = ["seconds"]
+    pd.testing.assert_frame_equal(booster.history.drop(columns=drop), search.history.drop(columns=drop))
+    kept = {name: value for name, value in options.items() if name in ("learning_rate", "subsample", "random_state", "group")}
+    plain = fit(frame, target, max_iter=booster.n_iter_, **WHOLE | kept)
+    pd.testing.assert_frame_equal(booster.to_frame(), plain.to_frame())
+    np.testing.assert_array_equal(booster.predict(frame), plain.predict(frame))
+    rate = of_search.get("learning_rate", 0.2)
+    record = {"iterations": n, "learning_rate": rate, "rows": search.sources[0]["rows"]}
+    assert booster.sources[0] == plain.sources[0] | {"search": record | {"train_loss": plain.history["train_loss"].iloc[-1]}}
+
+
+def test_it_says_what_happened(frame: pd.DataFrame, automatic: dboost.Booster) -> None:
     scores = automatic.history["validation_squared_error"]
     best = int(scores.argmin()) + 1
-    assert automatic.best_iteration == automatic.n_iter_ == best < len(scores) == best + 50
-    said = f"early stopping: validation_rmse was best in iteration {best} of {best + 50}"
+    assert automatic.best_iteration == best < len(scores) == best + 25
+    said = (
+        f"early stopping: validation_rmse was best in iteration {best} of {best + 25} at learning rate 0.2 with 300 of 1,500 "
+        f"rows held out; then {automatic.n_iter_} iterations at {RATE} with all rows"
+    )
     assert automatic.history.attrs["ended_by"] == said
     assert said in repr(automatic)
+    assert list(automatic.timings) == ["load", "bin", "search", "train"]
 
 
-def test_a_tenth_of_the_rows_is_held_out_and_not_trained_on(frame: pd.DataFrame, automatic: dboost.Booster) -> None:
-    assert automatic.sources[0]["rows"] == N - N // 10
-    # A model of the others that learns by heart does better on them.
-    deep = fit(frame, max_iter=300, learning_rate=0.5, min_samples_leaf=1, validation_fraction=0.1)
-    last = deep.history.iloc[-1]
-    assert last["validation_squared_error"] > 5 * last["train_loss"]
+#: What leaves one fit, beside "start_from".
+ALONE: dict[str, dict[str, Any]] = {
+    "refit=False": {"refit": False},
+    "eval_set": {"eval_set": "frame"},
+    "checkpoint": {"checkpoint": "run"},
+    "time_limit": {"time_limit": "1h"},
+    "arcbites": {"arcbites": dboost.ArcBites(2, 3, 2)},
+    "a schedule": {"learning_rate": [0.3] * 40},
+    "a function": {"learning_rate": lambda k: 0.3 / (k + 1)},
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_fit_where_a_search_would_be_in_the_way(frame: pd.DataFrame, tmp_path: Any, name: str) -> None:
+    options = {"early_stopping_rounds": 6} | ALONE[name]
+    if "eval_set" in options:
+        options["eval_set"] = frame[:300]
+    folders = iter((tmp_path / "first", tmp_path / "second"))
+
+    def given() -> dict[str, Any]:
+        return options | ({"checkpoint": next(folders)} if "checkpoint" in options else {})
+
+    booster = fit(frame, max_iter="auto", **given())
+    parts = {"max_iter": 2000, "subsample": 0.8} | ONE_FIT | given()
+    if isinstance(options.get("learning_rate"), list):
+        parts["max_iter"] = 40
+    if "eval_set" in options:
+        parts["validation_fraction"] = None
+    assert booster.sha256 == fit(frame, **parts | {"refit": False}).sha256
+    assert booster.n_iter_ == booster.best_iteration
+    assert booster.ensemble.search is None
 
 
 def test_each_class_is_held_out_in_proportion_and_a_single_row_is_trained_on(frame: pd.DataFrame) -> None:
@@ -99,16 +172,124 @@ def test_held_out_rows_are_evaluated_without_early_stopping_too(frame: pd.DataFr
     assert booster.history.attrs["ended_by"] == "max_iter"
 
 
-def test_refit_trains_as_many_iterations_on_all_rows(frame: pd.DataFrame, automatic: dboost.Booster) -> None:
-    booster = fit(frame, max_iter="auto", refit=True)
-    n = automatic.n_iter_
-    assert booster.n_iter_ == booster.best_iteration == n
+def test_refit_trains_as_many_iterations_on_all_rows(frame: pd.DataFrame) -> None:
+    how: dict[str, Any] = {"max_iter": 300, "learning_rate": 0.3, "early_stopping_rounds": 5, "validation_fraction": 0.2}
+    booster, search = fit(frame, **how, refit=True), searched(frame, **how, subsample=1.0)
+    n = search.n_iter_
+    assert booster.n_iter_ == booster.best_iteration == n < 300
     assert booster.sources[0]["rows"] == N
-    plain = fit(frame, max_iter=n, learning_rate=0.05)
+    plain = fit(frame, max_iter=n, learning_rate=0.3)
     np.testing.assert_array_equal(booster.predict(frame), plain.predict(frame))
-    one, other = (model.history.drop(columns="seconds") for model in (booster, automatic))
+    one, other = (model.history.drop(columns="seconds") for model in (booster, search))
     pd.testing.assert_frame_equal(one, other)
-    assert booster.history.attrs == automatic.history.attrs
+    assert booster.history.attrs["ended_by"].endswith(f"then {n} iterations at 0.3 with all rows")
+
+
+def test_callbacks_see_both_fits(frame: pd.DataFrame) -> None:
+    seen: list[tuple[int, int, float]] = []
+
+    def watch(now: dboost.Iteration) -> bool:
+        seen.append((now.iteration, now.n_iterations, now.record["validation_squared_error"]))
+        return False
+
+    booster = fit(frame, max_iter="auto", early_stopping_rounds=3, callbacks=[watch])
+    n_search = len(booster.history)
+    assert [iteration for iteration, *_ in seen] == [*range(1, n_search + 1), *range(1, booster.n_iter_ + 1)]
+    assert [score for *_, score in seen[:n_search]] == booster.history["validation_squared_error"].tolist()
+    assert np.isnan([score for *_, score in seen[n_search:]]).all()
+    assert {n for _, n, _ in seen[n_search:]} == {booster.n_iter_}
+    assert booster == fit(frame, max_iter="auto", early_stopping_rounds=3)
+
+
+@pytest.mark.parametrize("part", ["search", "all rows"])
+def test_a_callback_may_end_either_fit(frame: pd.DataFrame, part: str) -> None:
+    def stop(now: dboost.Iteration) -> bool:
+        return now.iteration == 7 and np.isnan(now.record["validation_squared_error"]) == (part == "all rows")
+
+    booster = fit(frame, max_iter="auto", early_stopping_rounds=3, callbacks=[stop])
+    said = booster.history.attrs["ended_by"]
+    if part == "search":
+        assert len(booster.history) == 7
+        assert booster.n_iter_ == round(booster.best_iteration * 0.2 / RATE / 0.8)
+        assert said.startswith("a callback at learning rate 0.2")
+    else:
+        assert booster.n_iter_ == 7
+        assert said.endswith(f"then 7 iterations at {RATE} with all rows, ended by a callback")
+
+
+def test_observers_see_one_fit(frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Observer:
+        def __init__(self, plan: Any) -> None:
+            calls.append("begun")
+
+        def __call__(self, now: dboost.Iteration) -> None:
+            calls.append(now.iteration)
+
+        def end(self, result: Any) -> None:
+            calls.append(None if result is None else result.ensemble.n_iterations)
+
+    monkeypatch.setattr("dboost.training.fit.OBSERVERS", [Observer])
+    booster = fit(frame, max_iter="auto", early_stopping_rounds=3)
+    assert calls == ["begun", *booster.history["iteration"], booster.n_iter_]
+    calls.clear()
+
+    def fail(now: dboost.Iteration) -> None:
+        if np.isnan(now.record["validation_squared_error"]):
+            raise KeyError("in the fit of all rows")
+
+    with pytest.raises(KeyError):
+        fit(frame, max_iter="auto", early_stopping_rounds=3, callbacks=[fail])
+    assert calls[-1] is None
+
+
+def test_models_that_derive_from_a_searched_one(frame: pd.DataFrame, automatic: dboost.Booster, tmp_path: Any) -> None:
+    automatic.save(tmp_path / "model.json")
+    loaded = dboost.load(tmp_path / "model.json")
+    assert loaded == automatic
+    columns = ["iteration", "train_loss", "validation_squared_error"]
+    pd.testing.assert_frame_equal(loaded.history[columns], automatic.history[columns])
+    assert loaded.truncate(loaded.n_iter_) == automatic
+    shorter = automatic.truncate(20)
+    plain = fit(frame, max_iter=20, **WHOLE)
+    np.testing.assert_array_equal(shorter.predict(frame), plain.predict(frame))
+    assert shorter.ensemble.search is None and shorter.best_iteration is None and not len(shorter.history)
+    later = fit(frame[:500], start_from=automatic, max_iter=3)
+    assert later.n_iter_ == automatic.n_iter_ + 3
+    assert later.history["iteration"].tolist() == [automatic.n_iter_ + k for k in (1, 2, 3)]
+    assert dboost.load(later.save(tmp_path / "later.json") or tmp_path / "later.json").history["train_loss"].count() == 3
+    assert automatic.refit_leaves(frame, "y").ensemble.search is None
+    with pytest.warns(UserWarning, match="the rows that the model was trained on"):
+        loaded.calibrate(frame, "y")
+    hidden = fit(frame, max_iter="auto", early_stopping_rounds=3, keep_summary=False)
+    assert hidden.ensemble.search is not None and hidden.ensemble.search["rows"] is None
+
+
+@pytest.mark.parametrize("proposal", ["exact", "tree", "node"])
+def test_both_fits_have_the_bins_of_every_proposal(frame: pd.DataFrame, proposal: str) -> None:
+    how: dict[str, Any] = {"split_proposal": proposal} | ({} if proposal == "exact" else {"max_bins": 20})
+    booster = fit(frame, max_iter="auto", early_stopping_rounds=3, **how)
+    plain = fit(frame, max_iter=booster.n_iter_, **WHOLE | how)
+    np.testing.assert_array_equal(booster.predict(frame), plain.predict(frame))
+
+
+def test_the_rows_are_read_once(frame: pd.DataFrame) -> None:
+    batches = iter(pa.Table.from_pandas(frame).to_batches(max_chunksize=400))
+    stream = pa.RecordBatchReader.from_batches(pa.Table.from_pandas(frame).schema, batches)
+    assert fit(stream, max_iter="auto", early_stopping_rounds=3) == fit(frame, max_iter="auto", early_stopping_rounds=3)
+
+
+def test_progress_shows_two_fits_as_one(frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    booster = fit(frame, max_iter="auto", early_stopping_rounds=3, progress=True)
+    shown = capsys.readouterr().err.splitlines()
+    searching = [line for line in shown if line.startswith("search, iteration ")]
+    assert searching == shown[: len(searching)] and len(searching) == 1 + len(booster.history) // 25
+    assert (
+        shown[len(searching)]
+        == f"the search has kept {booster.best_iteration} iterations: training {booster.n_iter_} with all rows"
+    )
+    assert shown[-1].startswith(f"iteration {booster.n_iter_}/{booster.n_iter_}: train_rmse")
 
 
 def test_refit_of_a_continued_model_adds_as_many_iterations_as_were_kept(frame: pd.DataFrame) -> None:
@@ -207,8 +388,11 @@ def test_the_command_line_knows_auto(frame: pd.DataFrame, tmp_path: Any, capsys:
     arguments = parse(["train", str(tmp_path / "rows.csv"), "--target", "y", *keys, "--output", str(tmp_path / "model.json")])
     arguments.run(arguments)
     booster = dboost.load(tmp_path / "model.json")
-    assert booster.best_iteration == booster.n_iter_ > 3
-    assert "(the best of " in capsys.readouterr().out
+    assert booster.n_iter_ == round(booster.best_iteration * 0.2 / RATE / 0.8)
+    expected = (
+        f"{booster.n_iter_} iterations on all rows, after a search that was best in iteration {booster.best_iteration} of "
+    )
+    assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["y", "kind", "rare"])

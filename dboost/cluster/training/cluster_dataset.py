@@ -304,7 +304,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest, se
         finally:
             for future in held:  # Dask computes them again if it has to
                 future.release()
-    data = described(binning, backend.named, [sample for i, sample in enumerate(samples) if n_kept[i]])
+    data = described(binning, backend.named, [sample for i, sample in enumerate(samples) if n_kept[i]], request)
     return ClusterRows(client, data, settings, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
 
 
@@ -333,7 +333,7 @@ def send_to_workers(client: Client, rows: TableInBins, request: FitRequest, sett
             for future in futures:
                 future.release()
             raise
-    data = described(rows.binning, rows.table.named, samples)
+    data = described(rows.binning, rows.table.named, samples, request)
     return ClusterRows(client, data, settings, futures, tuple(lengths), rows.filled, request.workers)
 
 

@@ -66,7 +66,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
                 canvas.note(axes, f"best: {best}", (best, 0.5), (side, 0), bbox=canvas.box(axes), **style)
             axes.legend(loc="best")
         grid[-1].set_xlabel("iteration")
-        canvas.title(grid[0], "Training")
+        canvas.title(grid[0], "Training" if ensemble.search is None else "Search for the number of iterations")
     return grid[0] if len(grid) == 1 else grid
 
 

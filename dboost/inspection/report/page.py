@@ -343,7 +343,7 @@ def _summary(context: ReportContext) -> list[tuple[str, Any]]:
     n, n_used = len(ensemble.features), len(context.important)
     facts.append(("features", f"{n}, all used" if n_used == n else f"{n}, of which {n_used} used"))
     if ensemble.best_iteration is not None:
-        facts.append(("best iteration", ensemble.best_iteration))
+        facts.append(("best iteration" + " of the search" * (ensemble.search is not None), ensemble.best_iteration))
     n_rows = " + ".join(shown(source["rows"]) for source in ensemble.sources if "rows" in source)
     return [
         *facts,
