@@ -24,7 +24,9 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 **Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. Those of
 65,536 rows always fit; those of more rows do unless most gradients are large (`rows.add_sizes`). Packed histograms are stored
 as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix
-sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
+sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves. Of categorical
+features they are sums by code, with a list of the codes that occur in the node (`Levels`): a small node has few of many levels,
+and nothing but these is added up, subtracted and searched.
 
 There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """
@@ -89,11 +91,22 @@ class HistogramRows(NamedTuple):
 
 
 @record
+class Levels(NamedTuple):
+    """The codes of categorical features that occur in nodes, by slot; buckets of other codes hold anything."""
+
+    codes: np.ndarray  # int32[n_slots, n_buckets]: in ascending order from the feature's first bucket on
+    n: np.ndarray  # int64[n_slots, n_features]: number of them
+    listed: np.ndarray  # int64[1]: the slot whose codes include those of all rows that are added up; -1 for none
+
+
+@record
 class PackedSums(NamedTuple):
-    """Histograms that stay packed, as prefix sums over each feature's buckets (the sums of the left side after each bin)."""
+    """Histograms that stay packed: prefix sums over each numeric feature's buckets (the sums of the left side after each bin),
+    and sums by code of categorical ones."""
 
     sums: np.ndarray  # int64[n_slots, n_buckets]: words ``G << 32 | H``
     counts: np.ndarray  # int64[n_slots, n_buckets]: numbers of rows; empty where they are not needed
+    levels: Levels | None = None  # if features are categorical
 
 
 @record
@@ -255,6 +268,64 @@ def accumulate(words, at, n_bins, packing, prefix, slot, clear):
 
 
 @internal
+def keep_levels(words, at, n_bins, feature, packing, packed, slot, clear):
+    """Add a categorical feature's packed sums by code to those in a slot, or with `clear` write them there: those of the codes
+    that `Levels.listed` allows.
+
+    words, at, n_bins : as in `unpack`; packed : PackedSums.
+    """
+    levels, sums, counts = packed.levels, packed.sums, packed.counts
+    parent, n = levels.listed[0], I(n_bins + 1)
+    if parent >= 0:
+        n = levels.n[parent, feature]
+    for i in range(n):
+        code = I(i)
+        if parent >= 0:
+            code = I(levels.codes[parent, at + i])
+        word = words[code] if code < words.size else I(0)
+        both = ((word >> packing.high) << I(32)) + ((word >> packing.low) & packing.hessian_mask)
+        sums[slot, at + code] = both if clear else sums[slot, at + code] + both
+        if counts.size > 0:
+            rows = word & packing.count_mask
+            counts[slot, at + code] = rows if clear else counts[slot, at + code] + rows
+
+
+@internal
+def list_levels(packed, at, n_bins, feature, slot):
+    """List the codes of a categorical feature that occur in a node of which all buckets are known."""
+    n = I(0)
+    for code in range(n_bins + 1):
+        if packed.sums[slot, at + code] != 0:
+            packed.levels.codes[slot, at + n] = code
+            n += 1
+    packed.levels.n[slot, feature] = n
+
+
+@internal
+def subtract_levels(packed, at, feature, slot, subtracted):
+    """Subtract a categorical feature's sums in slot `subtracted` from those in a slot, and list the codes that occur in both.
+
+    Before, the list in `slot` is that of the parent.
+    """
+    levels, sums, counts = packed.levels, packed.sums, packed.counts
+    n_left = n_subtracted = I(0)
+    for i in range(levels.n[slot, feature]):
+        code = levels.codes[slot, at + i]
+        word = sums[subtracted, at + code]
+        rest = sums[slot, at + code] - word
+        if word != 0:
+            levels.codes[subtracted, at + n_subtracted] = code
+            n_subtracted += 1
+            sums[slot, at + code] = rest
+            if counts.size > 0:
+                counts[slot, at + code] -= counts[subtracted, at + code]
+        if rest != 0:
+            levels.codes[slot, at + n_left] = code
+            n_left += 1
+    levels.n[slot, feature], levels.n[subtracted, feature] = n_left, n_subtracted
+
+
+@internal
 def flush(layout, packing, columns, base, packed, histograms, slot, clear, scratch):
     """Add the packed buckets of some columns (first, last) to the histogram in a slot, or with `clear` write them there.
 
@@ -273,6 +344,10 @@ def flush(layout, packing, columns, base, packed, histograms, slot, clear, scrat
             if histograms.by_channel is not None:
                 unpack(words, at, n_bins, packing, histograms.by_channel[slot], clear)
             if histograms.packed is not None:
+                if histograms.packed.levels is not None:
+                    if layout.is_categorical[feature] != 0:
+                        keep_levels(words, at, n_bins, feature, packing, histograms.packed, slot, clear)
+                        continue
                 accumulate(words, at, n_bins, packing, histograms.packed, slot, clear)
 
 

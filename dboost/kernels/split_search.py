@@ -16,6 +16,8 @@ from dboost.kernels.splits import (
     SPLIT_BIN,
     SearchScratch,
     SplitParams,
+    gather_levels,
+    gather_packed_levels,
     mark_left_categories,
     search_bounded,
     search_categorical,
@@ -45,11 +47,17 @@ def search_feature(histograms, slot, at, layout, feature, total, search, best):
     """
     n_bins = layout.n_bins[feature]
     if histograms.packed is not None:
+        if histograms.packed.levels is not None:
+            if layout.is_categorical[feature] != 0:
+                n = gather_packed_levels(histograms.packed, slot, at, feature, search.scratch)
+                search_categorical(n, feature, total, search.limits, search.scratch, best)
+                return
         search_packed(histograms.packed, slot, at, n_bins, feature, total, search.limits, search.scratch, best)
     if histograms.by_channel is not None:
         sums = histograms.by_channel[slot]
         if layout.is_categorical[feature] != 0:
-            search_categorical(sums, at, n_bins, feature, total, search.limits, search.scratch, best)
+            n = gather_levels(sums, at, n_bins, search.limits, search.scratch)
+            search_categorical(n, feature, total, search.limits, search.scratch, best)
             return
         if search.proposal is not None:
             search_proposed(
@@ -70,14 +78,22 @@ def mark_codes(histograms, slot, at, layout, best, total_h, search, goes_left):
     goes_left : uint8[n_codes]. If no value is missing in the node, missing values follow the larger child at prediction.
     """
     feature, split_bin = I(best[FEATURE]), I(best[SPLIT_BIN])
-    n_bins, is_categorical, missing_h = layout.n_bins[feature], layout.is_categorical[feature] != 0, 0.0
+    n_bins, is_categorical, missing_h, n = layout.n_bins[feature], layout.is_categorical[feature] != 0, 0.0, I(0)
     if histograms.packed is not None:
-        prefix = histograms.packed.sums[slot]
-        missing_h = np.float64(np.int32(prefix[at + n_bins] - prefix[at + n_bins - 1]))
+        if histograms.packed.levels is not None:
+            if is_categorical:
+                n = gather_packed_levels(histograms.packed, slot, at, feature, search.scratch)
+        if not is_categorical:
+            prefix = histograms.packed.sums[slot]
+            missing_h = np.float64(np.int32(prefix[at + n_bins] - prefix[at + n_bins - 1]))
     if histograms.by_channel is not None:
-        missing_h = histograms.by_channel[slot, 1, at + n_bins]
         if is_categorical:
-            mark_left_categories(histograms.by_channel[slot], at, n_bins, split_bin, search.limits, search.scratch, goes_left)
+            n = gather_levels(histograms.by_channel[slot], at, n_bins, search.limits, search.scratch)
+        missing_h = histograms.by_channel[slot, 1, at + n_bins]
+    if is_categorical:
+        if n > 0 and search.scratch.codes[n - 1] == n_bins:
+            missing_h = search.scratch.sums[1, n - 1]
+        mark_left_categories(n, n_bins, split_bin, search.limits, search.scratch, goes_left)
     if not is_categorical:
         for code in range(n_bins):
             goes_left[code] = code <= split_bin

@@ -28,8 +28,9 @@ lowest and a highest step (`trees.tree_task.child_stats`), and the score of a si
 
 which is less than without bounds, and may be negative.
 
-**Categorical features** (`search_categorical`). Categories (and "missing" as one of them) are sorted by G / (H + smoothing);
-the best prefix of that order is the best of all subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2).
+**Categorical features** (`search_categorical`). Categories that occur (and "missing" as one of them) are sorted by
+G / (H + smoothing); the best prefix of that order is the best of all subsets for squared error (Fisher 1958; Breiman et al.
+1984, section 4.2.2).
 Prefixes from both ends are tried, of at most `max_categories` categories. Rare categories stay on the right: those with less
 Hessian than `min_category_hessian`, or than 2 % of the node if that is less (in a small node every category is rare).
 
@@ -81,14 +82,15 @@ class SearchScratch(NamedTuple):
 
     sums: np.ndarray  # float64[4, n_codes]: prefix sums of the channels, and scores
     bits: np.ndarray  # int64[4, n_codes]: the same memory
+    codes: np.ndarray  # int64[n_codes]: the categories that occur in a node, in ascending order; `sums` are theirs then
     keys: np.ndarray  # float64[n_codes]: what categories are sorted by
-    order: np.ndarray  # int64[n_codes]: the sorted categories
+    order: np.ndarray  # int64[n_codes]: the sorted categories, as positions in `codes`
 
 
 def new_search_scratch(n_codes: int) -> SearchScratch:
     """Return scratch for features of at most `n_codes` bin codes ("missing" is one of them)."""
-    sums = np.zeros((4, n_codes))
-    return SearchScratch(sums, sums.view(np.int64), np.zeros(n_codes), np.zeros(n_codes, np.int64))
+    sums, codes, order = np.zeros((4, n_codes)), np.zeros(n_codes, np.int64), np.zeros(n_codes, np.int64)
+    return SearchScratch(sums, sums.view(np.int64), codes, np.zeros(n_codes), order)
 
 
 # Fields of a candidate split (float64[SPLIT_SIZE]).
@@ -419,17 +421,47 @@ NOISE_SHARE = 0.15
 
 
 @internal
-def _least_support(histogram, at, n_categories, limits):
-    """Return the smallest Hessian of a category of a node that is not rare."""
-    most = limits.min_category_hessian
-    total_g, total_h, squares, n_used = 0.0, 0.0, 0.0, 0.0
+def gather_levels(histogram, at, n_categories, limits, scratch):
+    """Gather the categories that occur in a node, with their sums, in the scratch of its search; return their number.
+
+    histogram : float64[n_channels, n_buckets]. Bucket `n_categories` is "missing" and takes part like a category.
+    """
+    sums, codes, n = scratch.sums, scratch.codes, I(0)
+    channel = limits.count_channel if limits.count_channel > 0 else 1
     for code in range(n_categories + 1):
         h = histogram[1, at + code]
         if h > 0.0:
-            total_g += histogram[0, at + code]
-            total_h += h
-            squares += h * h
-            n_used += 1.0
+            sums[0, n], sums[1, n], sums[2, n] = histogram[0, at + code], h, histogram[channel, at + code]
+            codes[n] = code
+            n += 1
+    return n
+
+
+@internal
+def gather_packed_levels(packed, slot, at, feature, scratch):
+    """Gather categories as `gather_levels` does, from a packed histogram."""
+    sums, codes, n = scratch.sums, scratch.codes, packed.levels.n[slot, feature]
+    for i in range(n):
+        code = I(packed.levels.codes[slot, at + i])
+        word = packed.sums[slot, at + code]
+        g, h = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
+        sums[0, i], sums[1, i], sums[2, i] = g, h, h
+        if packed.counts.size > 0:
+            sums[2, i] = np.float64(packed.counts[slot, at + code])
+        codes[i] = code
+    return n
+
+
+@internal
+def _least_support(sums, n, limits):
+    """Return the smallest Hessian of a category of a node that is not rare."""
+    most = limits.min_category_hessian
+    total_g, total_h, squares = 0.0, 0.0, 0.0
+    for k in range(n):
+        h = sums[1, k]
+        total_g += sums[0, k]
+        total_h += h
+        squares += h * h
     support = total_h * RARE_SHARE
     if not support < most:
         return most
@@ -437,12 +469,11 @@ def _least_support(histogram, at, n_categories, limits):
         return support
     mean = total_g / total_h
     spread = 0.0
-    for code in range(n_categories + 1):
-        h = histogram[1, at + code]
-        if h > 0.0:
-            difference = histogram[0, at + code] - mean * h
-            spread += difference * difference / h
-    excess = spread - (n_used - 1.0) * limits.noise
+    for k in range(n):
+        h = sums[1, k]
+        difference = sums[0, k] - mean * h
+        spread += difference * difference / h
+    excess = spread - (np.float64(n) - 1.0) * limits.noise
     if not excess > 0.0:
         return most
     reliable = NOISE_SHARE * limits.noise * (total_h - squares / total_h) / excess
@@ -451,19 +482,18 @@ def _least_support(histogram, at, n_categories, limits):
 
 
 @internal
-def sort_categories(histogram, at, n_categories, limits, keys, order):
+def sort_levels(n, limits, scratch):
     """Sort the categories that may go left by G / (H + smoothing); ties by code. Return their number.
 
-    Bucket `n_categories` is "missing" and takes part like a category. keys : float64[n_categories + 1]; order :
-    int64[n_categories + 1].
+    n : number of categories that were gathered, whose positions are sorted.
     """
-    used = 0
-    support = _least_support(histogram, at, n_categories, limits)
-    for code in range(n_categories + 1):
-        h = histogram[1, at + code]
-        if h > 0.0 and h >= support:
-            keys[code] = histogram[0, at + code] / (h + limits.smoothing)
-            order[used] = code
+    sums, keys, order, used = scratch.sums, scratch.keys, scratch.order, I(0)
+    support = _least_support(sums, n, limits)
+    for k in range(n):
+        h = sums[1, k]
+        if h >= support:
+            keys[k] = sums[0, k] / (h + limits.smoothing)
+            order[used] = k
             used += 1
     # Heap sort: no recursion, no quadratic worst case, little code to compile. Compares (key, code).
     for root in range(used // 2 - 1, -1, -1):
@@ -496,24 +526,24 @@ def _sift(order, keys, root, end):
 
 
 @internal
-def search_categorical(histogram, at, n_categories, feature, total, limits, scratch, best):
-    """Improve `best` by the best prefix of the sorted categories.
+def search_categorical(n_gathered, feature, total, limits, scratch, best):
+    """Improve `best` by the best prefix of the sorted categories, of those that were gathered.
 
     SPLIT_BIN is the length of the prefix, negative when it is taken from the upper end.
     """
-    order = scratch.order
-    used = sort_categories(histogram, at, n_categories, limits, scratch.keys, order)
+    sums, order = scratch.sums, scratch.order
+    used = sort_levels(n_gathered, limits, scratch)
     channel = limits.count_channel
     min_hessian = max(limits.min_hessian, 1.0)
     l2 = limits.l2 + limits.category_l2
     for direction in (1, -1):
         g = h = n = 0.0
         for length in range(1, (used if used < limits.max_categories else limits.max_categories) + 1):
-            code = order[length - 1] if direction == 1 else order[used - length]
-            g += histogram[0, at + code]
-            h += histogram[1, at + code]
+            k = order[length - 1] if direction == 1 else order[used - length]
+            g += sums[0, k]
+            h += sums[1, k]
             if channel >= 0:
-                n += histogram[channel, at + code]
+                n += sums[2, k]
             if h < min_hessian or (channel >= 0 and n < limits.min_rows):
                 continue
             if total[1] - h < min_hessian or (channel >= 0 and total[2] - n < limits.min_rows):
@@ -535,15 +565,15 @@ def search_categorical(histogram, at, n_categories, feature, total, limits, scra
 
 
 @internal
-def mark_left_categories(histogram, at, n_categories, split_bin, limits, scratch, goes_left):
+def mark_left_categories(n_gathered, n_categories, split_bin, limits, scratch, goes_left):
     """Mark the bin codes of a categorical feature that go left: goes_left[code] for its categories, and for "missing" after
     them.
 
-    The split stores only the length of a prefix; the order is computed again from the node's histogram.
+    The split stores only the length of a prefix; the order is computed again from the categories that were gathered.
     """
-    order = scratch.order
-    used = sort_categories(histogram, at, n_categories, limits, scratch.keys, order)
+    order, codes = scratch.order, scratch.codes
+    used = sort_levels(n_gathered, limits, scratch)
     for code in range(n_categories + 1):
         goes_left[code] = 0
     for k in range(abs(split_bin)):
-        goes_left[order[k] if split_bin > 0 else order[used - 1 - k]] = 1
+        goes_left[codes[order[k] if split_bin > 0 else order[used - 1 - k]]] = 1

@@ -43,7 +43,7 @@ def noise_of(gradient: np.ndarray, hessian: np.ndarray, repeat_count: np.ndarray
 
 def _total(by_exponent: np.ndarray, power: int) -> int:
     """Return the sum of numbers, or of their squares (power 2), as an integer."""
-    exponents = np.flatnonzero(by_exponent)
+    (exponents,) = by_exponent.nonzero()
     # Numbers below the normal ones, of exponent 0, have the unit of those of exponent 1.
-    shifts = (power * np.maximum(exponents - 1, 0)).tolist()
-    return sum(n << shift for n, shift in zip(by_exponent[exponents].tolist(), shifts, strict=True))
+    numbers = zip(exponents.tolist(), by_exponent[exponents].tolist(), strict=True)
+    return sum([number << power * max(exponent - 1, 0) for exponent, number in numbers])

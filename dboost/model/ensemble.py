@@ -723,13 +723,11 @@ class _Forest:
             at = below[~self.is_leaf[below]]
         return depth
 
-    def goes_left(self, node: int, n_codes: int) -> np.ndarray:
-        """Return which codes a categorical split sends left; the last one stands for missing values."""
-        left = np.zeros(n_codes, np.bool_)
-        tree = int(self.tree[node])
-        left[self._trees[tree].categories[node - int(self.first_node[tree])]] = True
-        left[-1] = self.missing_left[node]
-        return left
+    def left_codes(self, nodes: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the codes that each of some categorical splits sends left, without that of missing values."""
+        trees = self.tree[nodes]
+        for tree, at in zip(trees.tolist(), (nodes - self.first_node[trees]).tolist(), strict=True):
+            yield self._trees[tree].categories[at]
 
 
 class _PageConditions:
@@ -797,11 +795,18 @@ def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) ->
     table = np.full(int(n_codes.sum()), _ALL, np.uint32)
     width = len(forest.n_levels) + 1
     key = conditions.lookup_page * width + conditions.looked_up
-    for k in np.flatnonzero(~conditions.is_numeric):
-        split = int(conditions.node[k])
-        i = int(np.searchsorted(key, conditions.page[k] * width + forest.column_index[split] - forest.n_numeric))
-        part = table[starts[i] : starts[i] + n_codes[i]]
-        part[~forest.goes_left(split, len(part))] &= np.uint32(conditions.keep[k])
+    categorical = np.flatnonzero(~conditions.is_numeric)
+    split = conditions.node[categorical]
+    lookup = np.searchsorted(key, conditions.page[categorical] * width + forest.column_index[split] - forest.n_numeric)
+    first, last = starts[lookup], starts[lookup] + n_codes[lookup] - 1  # the code of missing values is the last one
+    keep_leaves, misses_go_right = conditions.keep[categorical].astype(np.uint32), ~forest.missing_left[split]
+    np.bitwise_and.at(table, last[misses_go_right], keep_leaves[misses_go_right])
+    bounds = zip(first.tolist(), last.tolist(), keep_leaves, strict=True)
+    for (begin, end, keep), codes in zip(bounds, forest.left_codes(split), strict=True):
+        part = table[begin:end]
+        left = part[codes]
+        part &= keep
+        part[codes] = left
 
     trees = np.empty(len(forest.n_leaves), kernels.QUICKSCORER_TREE)
     trees["first_page"], trees["last_page"] = conditions.first_page, conditions.first_page + conditions.n_pages
@@ -821,10 +826,10 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
     # The first set is empty, for nodes that are not categorical: it contains no code.
     sets = [np.zeros(max(forest.n_levels, default=0) // 32 + 1, np.uint32)]
     n_words = len(sets[0])
-    for at in categorical.tolist():
-        column = forest.column_index[at] - forest.n_numeric
+    columns = forest.column_index[categorical] - forest.n_numeric
+    for at, column, codes in zip(categorical.tolist(), columns.tolist(), forest.left_codes(categorical), strict=True):
         node_sets[at] = column * LANES, n_words
-        sets.append(_mask_words(forest.goes_left(at, int(forest.n_levels[column]) + 1)))
+        sets.append(_mask_words(codes, int(forest.n_levels[column]), forest.missing_left[at]))
         n_words += len(sets[-1])
     trees = np.empty(len(forest.n_leaves), kernels.TRAVERSAL_TREE)
     trees["root"], trees["depth"], trees["first_value"] = forest.first_node, forest.depth, forest.first_value
@@ -834,8 +839,9 @@ def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
     )  # fmt: skip
 
 
-def _mask_words(bits: np.ndarray) -> np.ndarray:
-    """Pack booleans into uint32 words, lowest bit first."""
-    padded = np.zeros((len(bits) // 32 + 1) * 32, np.bool_)
-    padded[: len(bits)] = bits
-    return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
+def _mask_words(codes: np.ndarray, n_levels: int, missing_left: bool) -> np.ndarray:
+    """Return the codes that go left as bits of uint32 words, lowest bit first; missing values follow the levels."""
+    bits = np.zeros(((n_levels + 1) // 32 + 1) * 32, np.bool_)
+    bits[codes] = True
+    bits[n_levels] = missing_left
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

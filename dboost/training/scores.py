@@ -171,7 +171,7 @@ class Scores:
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
         largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
-        if not all(np.isfinite(values).all() for values in largest):
+        if not all(math.isfinite(value) for values in largest for value in np.ravel(values).tolist()):
             if iteration == self._plan.warm_start.n_earlier:
                 raise DBoostError(f"the {self._plan.stats.too_large} are so large that gradients are infinite; scale them down")
             raise diverged(iteration)

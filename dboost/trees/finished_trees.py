@@ -124,10 +124,14 @@ class _Nodes:
         n_bins = binning.n_bins
         for tree, first in zip(self.trees, self.start.tolist(), strict=False):
             categories: list[np.ndarray | None] = [None] * tree.n_nodes
-            nodes = tree.sets.nodes.tolist()
-            for node, goes_left in zip(nodes, tree.sets.goes_left() if nodes else (), strict=True):
-                levels = goes_left[: n_bins[self.feature[first + node]]]
-                categories[self.position[first + node]] = np.flatnonzero(levels).astype(np.int32)
+            if len(tree.sets.nodes):
+                nodes = first + tree.sets.nodes
+                rows, codes = tree.sets.goes_left().nonzero()
+                is_level = codes < n_bins[self.feature[nodes]][rows]
+                levels = codes[is_level].astype(np.int32)
+                ends = np.bincount(rows[is_level], minlength=len(nodes)).cumsum().tolist()
+                for position, begin, end in zip(self.position[nodes].tolist(), [0, *ends], ends, strict=False):
+                    categories[position] = levels[begin:end]
             yield tuple(categories)
 
     def _sums_and_values(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

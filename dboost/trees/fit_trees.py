@@ -52,7 +52,7 @@ class CategorySets(NamedTuple):
         n_codes = left_codes.shape[1]
         if not is_categorical.any():
             return cls(np.empty(0, np.int32), np.empty((0, -(-n_codes // 8)), np.uint8), n_codes)
-        numbers = np.flatnonzero((nodes.child >= 0) & (is_categorical[np.maximum(nodes.feature, 0)] != 0))
+        (numbers,) = ((nodes.child >= 0) & is_categorical[nodes.feature]).nonzero()  # leaves have feature -1, and no child
         return cls(numbers.astype(np.int32), np.packbits(left_codes[numbers], axis=1), n_codes)
 
     def left_codes(self, n_nodes: int) -> np.ndarray:

@@ -141,12 +141,13 @@ def set_root(histograms: Histograms, root: np.ndarray, layout: BinLayout) -> Non
         histograms.by_channel[0] = root
     if histograms.packed is not None:
         gradient, hessian = root[:2].astype(np.int64)
-        histograms.packed.sums[0] = _prefix_sums((gradient << 32) + hessian, layout)
+        histograms.packed.sums[0] = _packed_sums((gradient << 32) + hessian, layout)
         if histograms.packed.counts.size:
-            histograms.packed.counts[0] = _prefix_sums(root[2].astype(np.int64), layout)
+            histograms.packed.counts[0] = _packed_sums(root[2].astype(np.int64), layout)
 
 
-def _prefix_sums(buckets: np.ndarray, layout: BinLayout) -> np.ndarray:
-    """Return the sums of the buckets of each feature up to each of them: int64[n_buckets]."""
+def _packed_sums(buckets: np.ndarray, layout: BinLayout) -> np.ndarray:
+    """Return the sums of the buckets of each numeric feature up to each of them, and the buckets of categorical ones."""
     sums, first = buckets.cumsum(), layout.offset[:-1]
-    return sums - np.repeat(sums[first] - buckets[first], np.diff(layout.offset))
+    prefix = sums - np.repeat(sums[first] - buckets[first], np.diff(layout.offset))
+    return np.where(np.repeat(layout.is_categorical, np.diff(layout.offset)), buckets, prefix)

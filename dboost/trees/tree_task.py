@@ -123,6 +123,13 @@ def gain_of(total, best, limits):
 
 
 @internal
+def may_be_split(total, limits):
+    """Return whether both sides of a split can have enough Hessian and rows. total : as in `NodeArrays.total`."""
+    min_hessian = limits.min_hessian if limits.min_hessian > 1.0 else 1.0
+    return total[1] >= 2.0 * min_hessian and (limits.count_channel < 0 or total[2] >= 2.0 * limits.min_rows)
+
+
+@internal
 def select_leaf(nodes, n_nodes, policy):
     """Return the leaf to split next, or -1."""
     chosen = -1
@@ -351,5 +358,7 @@ def bounded(step: np.ndarray, parameters: Parameters, leaves: Leaves | StepLimit
     """Return the steps times the learning rate, clipped to the largest step allowed, in units of raw scores."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
+    longest = leaves.longest_step
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
-        return np.clip(parameters.learning_rate * step, -leaves.longest_step, leaves.longest_step) * leaves.score_unit
+        # As `np.clip`, in a third of the time: a tree of few rows takes a tenth of a millisecond.
+        return np.minimum(np.maximum(parameters.learning_rate * step, -longest), longest) * leaves.score_unit

@@ -29,7 +29,18 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import internal, kernel
-from dboost.kernels.histograms import BinLayout, HistogramRows, Histograms, Packing, add, add_records, flush, subtract
+from dboost.kernels.histograms import (
+    BinLayout,
+    HistogramRows,
+    Histograms,
+    Packing,
+    add,
+    add_records,
+    flush,
+    list_levels,
+    subtract,
+    subtract_levels,
+)
 from dboost.kernels.records import record
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier, row_span
@@ -42,6 +53,7 @@ from dboost.trees.tree_task import (
     NodeArrays,
     apply_split,
     init_root,
+    may_be_split,
     select_leaf,
     set_best_split,
 )
@@ -177,6 +189,7 @@ def _begin_root(growth):
     state[N_NODES], state[N_FREE], state[EPOCH] = I(1), I(n_slots - 1), I(0)
     state[PARITY], state[LEFT], state[SMALL] = I(0), I(0), I(0)
     state[LARGE], state[ROUTES_EXCLUDED] = I(-1), I(0)
+    _list_codes_of(growth, I(-1))
     team.n_rows[0] = starts[starts.size - 1]
     if growth.rows.influence is not None:
         if not _exclude_rows(growth):
@@ -185,6 +198,14 @@ def _begin_root(growth):
         init_path(task.constraints, growth.paths)
         mark_allowed_features(task.constraints, task.allowed, growth.paths, I(0), I(0))
     return True
+
+
+@internal
+def _list_codes_of(growth, slot):
+    """Add up, of categorical features, the codes that occur in the node in a slot; -1 for all codes."""
+    if growth.histograms.packed is not None:
+        if growth.histograms.packed.levels is not None:
+            growth.histograms.packed.levels.listed[0] = slot
 
 
 @internal
@@ -347,6 +368,10 @@ def _sum_root(layout, histograms, slot, total):
         if n_channels == 2:
             total[2] = total[1]
     if histograms.packed is not None:
+        if histograms.packed.levels is not None:
+            if layout.is_categorical[0] != 0:
+                _sum_levels(histograms.packed, slot, last, total)
+                return
         word = histograms.packed.sums[slot, last]
         total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
         total[2] = total[1]
@@ -355,12 +380,43 @@ def _sum_root(layout, histograms, slot, total):
 
 
 @internal
+def _sum_levels(packed, slot, last, total):
+    """Sum the buckets 0…last of a packed histogram."""
+    total[0] = total[1] = total[2] = 0.0
+    for b in range(last + 1):
+        word = packed.sums[slot, b]
+        total[0] += np.float64(word >> I(32))
+        total[1] += np.float64(word & I(0xFFFFFFFF))
+        if packed.counts.size > 0:
+            total[2] += np.float64(packed.counts[slot, b])
+    if packed.counts.size == 0:
+        total[2] = total[1]
+
+
+@internal
+def _subtract(growth, feature, start, stop):
+    """Subtract a feature of the smaller child from that of the parent; list the codes of a categorical one in both children."""
+    histograms, slot = growth.histograms, growth.scratch.slot
+    small, large = growth.scratch.state[SMALL], growth.scratch.state[LARGE]
+    if histograms.packed is not None:
+        if histograms.packed.levels is not None:
+            if growth.layout.is_categorical[feature] != 0:
+                if large >= 0:
+                    subtract_levels(histograms.packed, start, feature, slot[large], slot[small])
+                else:
+                    list_levels(histograms.packed, start, growth.layout.n_bins[feature], feature, slot[small])
+                return
+    if large >= 0:
+        subtract(histograms, slot[large], slot[small], start, stop)
+
+
+@internal
 def _search_children(growth):
     """Subtract the smaller child from the parent, and find the best splits of the two newest nodes."""
     thread, layout, task = growth.thread, growth.layout, growth.task
     team, scratch = growth.team, growth.scratch
     nodes, histograms, state = growth.nodes, growth.histograms, growth.scratch.state
-    large, left = state[LARGE], state[LEFT]
+    left = state[LEFT]
     n_threads, slot = team.starts.size - 1, scratch.slot
     clear_split(team.best[thread, 0])
     clear_split(team.best[thread, 1])
@@ -372,11 +428,12 @@ def _search_children(growth):
         for k in range(layout.first[first_column], layout.first[last_column]):
             feature = layout.features[k]
             start, stop = layout.offset[feature], layout.offset[feature + 1]
-            if large >= 0:
-                subtract(histograms, slot[large], slot[state[SMALL]], start, stop)
+            _subtract(growth, feature, start, stop)
             if not task.allowed[feature]:
                 continue
             for child in range(left, state[N_NODES]):
+                if not may_be_split(nodes.total[child], growth.search.limits):
+                    continue
                 if task.constraints is not None:
                     if growth.paths.open[child - left, feature] == 0:
                         continue
@@ -424,7 +481,8 @@ def _split_leaves(growth):
         _mark_left(growth, node)
         if not _move_records(growth, node, left):
             return False
-        if state[N_NODES] < last_node and nodes.depth[left] < task.policy.max_depth:
+        limits, is_open = growth.search.limits, state[N_NODES] < last_node and nodes.depth[left] < task.policy.max_depth
+        if is_open and (may_be_split(nodes.total[left], limits) or may_be_split(nodes.total[left + 1], limits)):
             _open_children(growth, node, left)
         else:
             # The children can only be leaves: no histograms are needed and the parent's slot is free.
@@ -442,10 +500,9 @@ def _mark_left(growth, node):
     best, total_h = nodes.best[node], nodes.total[node, 1]
     mark_codes(growth.histograms, scratch.slot[node], at, layout, best, total_h, growth.search, goes_left)
     nodes.missing_left[node] = goes_left[n_bins]
-    if growth.histograms.by_channel is not None:
-        if layout.is_categorical[feature] != 0 and growth.thread == 0:
-            for code in range(n_bins + 1):
-                left_codes[node, code] = goes_left[code]
+    if layout.is_categorical[feature] != 0 and growth.thread == 0:
+        for code in range(n_bins + 1):
+            left_codes[node, code] = goes_left[code]
 
 
 @internal
@@ -499,6 +556,7 @@ def _open_children(growth, node, left):
     state[N_FREE] -= 1
     scratch.slot[small] = scratch.free[state[N_FREE]]
     state[SMALL], state[LARGE] = small, large
+    _list_codes_of(growth, scratch.slot[node])
     if task.constraints is not None:
         for side in range(2):
             extend_path(task.constraints, growth.paths, node, growth.nodes.feature[node], left + side, side)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from dboost.kernels import or_empty
-from dboost.kernels.histograms import TILE_COLUMNS, Histograms, PackedSums
+from dboost.kernels.histograms import TILE_COLUMNS, Histograms, Levels, PackedSums
 from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.split_search import SplitSearch
 from dboost.kernels.splits import SPLIT_SIZE, SearchScratch, new_search_scratch
@@ -55,7 +55,6 @@ class WholeTrees:
     def __init__(self, rows: GrowerRows, shard: Shard) -> None:
         self._rows, self.shard, self.team, self._shared = rows, shard, rows.shares.team, rows.shared
         self._by_unit = (self.shard.tree_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
-        self._has_categories = bool(self.shard.tree_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
         self._steady: SteadyRoots | None = None
         self._sums_fit = True  # whether the sums over all rows fit in packed histograms, as far as is known
@@ -146,7 +145,7 @@ class WholeTrees:
         return rows, shard.n_rows if chosen is None else len(chosen)
 
     def _stays_packed(self, task: TreeTask) -> bool:
-        """Return whether histograms of numeric features may stay packed. Trees after one for which they may not do not try."""
+        """Return whether histograms may stay packed. Trees after one for which they may not do not try."""
         n_rows = self.shard.n_trained
         if task.can_stay_packed(n_rows):
             return True
@@ -164,11 +163,16 @@ class WholeTrees:
         """Return buffers for the histograms of open leaves."""
         # Threads that divide rows have slots of their own, into which they flush.
         n_slots = buffers.n_slots + (0 if self._by_unit else self.team.n_threads)
-        n_buckets = int(self.shard.tree_layout.offset[-1])
-        if not self._has_categories and self._stays_packed(task):
+        layout = self.shard.tree_layout
+        n_buckets = int(layout.offset[-1])
+        if self._stays_packed(task):
             if buffers.packed is None:
                 counts = np.zeros((n_slots, n_buckets) if task.limits.count_channel == 2 else (0, 0), np.int64)
-                buffers.packed = PackedSums(np.zeros((n_slots, n_buckets), np.int64), counts)
+                levels = None
+                if layout.is_categorical.any():
+                    codes, n_features = np.zeros((n_slots, n_buckets), np.int32), len(layout.n_bins)
+                    levels = Levels(codes, np.zeros((n_slots, n_features), np.int64), np.zeros(1, np.int64))
+                buffers.packed = PackedSums(np.zeros((n_slots, n_buckets), np.int64), counts, levels)
             return Histograms(None, buffers.packed)
         if buffers.pool is None:
             buffers.pool = np.zeros((n_slots, self.shard.spec.n_channels, n_buckets))

@@ -17,10 +17,12 @@ from dboost.kernels.histograms import (
     TRIPLE,
     WEIGHED,
     Histograms,
+    Levels,
     PackedSums,
     Packing,
 )
 from dboost.kernels.rows import STRIPE
+from dboost.rows.shard_spec import plan_layout
 from dboost.trees.steady_roots import add_changes, new_change_scratch
 from tests.helpers.compiled import compiled
 from tests.helpers.examples import examples
@@ -222,6 +224,60 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
         if packing is not PAIR:
             assert packed_counts[1, of_feature].tolist() == np.cumsum([n for _, _, n in sums]).tolist()
     assert (words[0] == 99).all() and (packed_counts[0] == 77).all()
+
+
+@njit(error_model="numpy")
+def split_levels(rows, parent, child, layout, packing, packed, into):
+    """Add the records of a node to slot 1, and those of one of its children to slot 0; then slot 1 is the other child."""
+    columns, scratch = (np.int64(0), np.int64(layout.first.size - 1)), np.zeros(layout.n_bins.max() + 1, np.int64)
+    for slot, records in ((np.int64(1), parent), (np.int64(0), child)):
+        for k in range(packed.size):
+            packed[k] = 0
+        fill = np.int64(0), np.int64(0)
+        _, flushed = histograms.add_records(rows, records, layout, packing, columns, packed, into, np.int64(2), fill, scratch)
+        histograms.flush(layout, packing, columns, np.int64(0), packed, into, slot, True, scratch)
+        if flushed:
+            histograms.add(layout, columns, into, slot, np.int64(2))
+        for feature in range(layout.n_bins.size):
+            at = layout.offset[feature]
+            if slot == 1:
+                histograms.list_levels(into.packed, at, layout.n_bins[feature], feature, slot)
+            else:
+                histograms.subtract_levels(into.packed, at, feature, np.int64(1), np.int64(0))
+        into.packed.levels.listed[0] = 1
+
+
+@given(
+    table=tables(max_features=6, max_rows=60),
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    packing=st.sampled_from([PAIR, TRIPLE, TRIPLE._replace(rows=7), WEIGHED]),
+)
+def test_levels_of_children(table: CodedTable, seed: int, share: float, packing: Packing) -> None:
+    """Both children have the sums of the levels that occur in them, and list these."""
+    rng = np.random.default_rng(seed)
+    table = CodedTable(table.codes, plan_layout(table.layout.n_bins, np.ones(len(table.codes), bool)))
+    g, h = random_sums(packing, table.n_rows, seed)
+    node = np.flatnonzero(rng.random(table.n_rows) < 0.8)
+    is_child = rng.random(len(node)) < share
+    shard = table.shard(np.zeros(table.n_rows), None)
+    layout = shard.tree_layout
+    shape, n_buckets = (3, int(layout.offset[-1])), int(layout.offset[-1])
+    counts = np.full(shape, 77) if packing.row else np.empty((0, 0), np.int64)
+    levels = Levels(np.full(shape, 99, np.int32), np.zeros((3, len(table.codes)), np.int64), np.array([-1]))
+    sums = PackedSums(np.full((3, n_buckets), 99), counts, levels)
+    parent, child = (np.array(records_of(g, h, rows.tolist()), np.uint64) for rows in (node, node[is_child]))
+    packed = np.zeros(int(layout.start[-1]), np.int64)
+    split_levels(shard.histogram_rows, parent, child, layout, packing, packed, Histograms(None, sums))
+    for slot, rows in ((0, node[is_child]), (1, node[~is_child])):
+        for feature, codes in enumerate(table.codes.tolist()):
+            expected = naive_histogram(codes, table.n_codes[feature], g, h, rows.tolist())
+            first, occur = layout.offset[feature], [code for code, (_, _, n) in enumerate(expected) if n]
+            assert levels.codes[slot, first : first + levels.n[slot, feature]].tolist() == occur
+            at = first + np.array(occur, np.int64)
+            assert sums.sums[slot, at].tolist() == [(expected[code][0] << 32) + expected[code][1] for code in occur]
+            if packing.row:
+                assert counts[slot, at].tolist() == [expected[code][2] for code in occur]
 
 
 @pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import splits
-from dboost.kernels.histograms import Histograms, PackedSums
+from dboost.kernels.histograms import Histograms, Levels, PackedSums
 from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import (
     FEATURE,
@@ -34,7 +34,8 @@ from tests.helpers.naive import bounded as naive_bounded
 from tests.helpers.naive import splits as naive
 from tests.helpers.naive.histograms import Histogram
 
-sort_categories = compiled(splits.sort_categories)
+gather_levels = compiled(splits.gather_levels)
+sort_levels = compiled(splits.sort_levels)
 side_score = compiled(splits.side_score)
 
 
@@ -45,20 +46,22 @@ def search(channels, offset, categorical, total, limits, scratch, best):
     for k in range(len(offset)):
         feature, at, n_bins = offset[k]
         if categorical[feature]:
-            splits.search_categorical(channels, at, n_bins, feature, total, limits, scratch, best)
+            n = splits.gather_levels(channels, at, n_bins, limits, scratch)
+            splits.search_categorical(n, feature, total, limits, scratch, best)
         else:
             splits.search_numeric(channels, at, n_bins, feature, total, limits, scratch, best)
 
 
 @njit(error_model="numpy")
 def mark_left_categories(channels, at, n_levels, cut, limits, scratch, goes_left):
-    splits.mark_left_categories(channels, at, n_levels, cut, limits, scratch, goes_left)
+    n = splits.gather_levels(channels, at, n_levels, limits, scratch)
+    splits.mark_left_categories(n, n_levels, cut, limits, scratch, goes_left)
 
 
 def used_scratch(n_codes: int) -> SearchScratch:
     """Return scratch that holds what an earlier search may have left."""
     scratch = new_search_scratch(n_codes)
-    scratch.sums[:], scratch.keys[:], scratch.order[:] = np.nan, np.nan, -1
+    scratch.sums[:], scratch.keys[:], scratch.order[:], scratch.codes[:] = np.nan, np.nan, -1, -1
     return scratch
 
 
@@ -279,18 +282,18 @@ def test_a_side_is_worth_what_its_step_takes_off(l1: float, max_step: float, g: 
 @given(histograms=nodes(), limits=LIMITS)
 def test_levels_are_sorted(histograms: list[Histogram], limits: SplitParams) -> None:
     for histogram in histograms:
-        channels = np.array(histogram, np.float64).T.copy()
-        n = len(histogram)
-        order = np.full(n, -1)
-        used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
-        assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
+        assert sorted_levels(histogram, limits) == naive.sorted_levels(histogram, limits)
+
+
+def sorted_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
+    channels = np.array(histogram, np.float64).T.copy()
+    scratch = used_scratch(len(histogram))
+    n = gather_levels(channels, 0, len(histogram) - 1, limits, scratch)
+    return scratch.codes[scratch.order[: sort_levels(n, limits, scratch)]].tolist()
 
 
 def used_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
-    channels = np.array(histogram, np.float64).T.copy()
-    n = len(histogram)
-    order = np.full(n, -1)
-    return sorted(order[: sort_categories(channels, 0, n - 1, limits, np.empty(n), order)].tolist())
+    return sorted(sorted_levels(histogram, limits))
 
 
 def test_levels_of_small_nodes_have_to_differ_beyond_noise() -> None:
@@ -310,11 +313,8 @@ def test_many_levels_are_sorted() -> None:
     rng = np.random.default_rng(0)
     for n in (1, 2, 3, 255, 1000, 5000):
         histogram = [(int(g), int(h), 1) for g, h in zip(rng.integers(-50, 50, n), rng.integers(0, 5, n), strict=True)]
-        channels = np.array(histogram, np.float64).T.copy()
-        order = np.full(n, -1)
         limits = limits_of(smoothing=10.0)
-        used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
-        assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
+        assert sorted_levels(histogram, limits) == naive.sorted_levels(histogram, limits)
 
 
 @njit(error_model="numpy")
@@ -326,11 +326,12 @@ def search_and_mark(histograms, layout, total, search, best, goes_left):
     mark_codes(histograms, 0, at, layout, best, total[1], search, goes_left)
 
 
+@pytest.mark.parametrize("is_categorical", [False, True])
 @pytest.mark.parametrize("n_missing", [0, 30])
 @pytest.mark.parametrize("n_left", [20, 80])
-def test_histograms_of_both_forms_give_the_same_split_and_codes(n_left: int, n_missing: int) -> None:
+def test_histograms_of_both_forms_give_the_same_split_and_codes(n_left: int, n_missing: int, is_categorical: bool) -> None:
     """Missing values go where they fit; if the node has none, they follow the larger child."""
-    layout = plan_layout(np.array([4, 4]), np.zeros(2, bool))
+    layout = plan_layout(np.array([4, 4]), np.full(2, is_categorical))
     # The first feature tells nothing, the second one splits after bin 1; missing values are like the right side.
     n = np.array([n_left / 2, n_left / 2, (100 - n_left) / 2, (100 - n_left) / 2, n_missing])
     signed = n * [7, 7, -7, -7, -7]
@@ -341,11 +342,19 @@ def test_histograms_of_both_forms_give_the_same_split_and_codes(n_left: int, n_m
     words = (gradient.astype(np.int64) << 32) + counts.astype(np.int64)
     prefix = np.concatenate((words[:5].cumsum(), words[5:].cumsum()))[None]
     rows = np.concatenate((counts[:5].cumsum(), counts[5:].cumsum())).astype(np.int64)[None]
-    forms = Histograms(by_channel[None], None), Histograms(None, PackedSums(prefix, rows))
+    packed = PackedSums(prefix, rows)
+    if is_categorical:
+        occur = np.flatnonzero(counts[5:])
+        codes = np.array([[0, 9, 9, 9, 9, *occur, *[9] * (5 - len(occur))]], np.int32)
+        anything = np.where(counts > 0, 0, 12345)  # in buckets of levels that do not occur
+        levels = Levels(codes, np.array([[1, len(occur)]]), np.array([-1]))
+        packed = PackedSums((words + anything)[None], counts.astype(np.int64)[None] + anything, levels)
+    forms = Histograms(by_channel[None], None), Histograms(None, packed)
     results = []
     for form in forms:
         best, goes_left = np.zeros(SPLIT_SIZE), np.full(5, 2, np.uint8)
         search_and_mark(form, layout, total, SplitSearch(limits_of(), None, None, used_scratch(5)), best, goes_left)
         results.append((best[: LEFT_N + 1].tolist(), goes_left.tolist()))
     assert results[0] == results[1]
-    assert results[0][1] == [1, 1, 0, 0, int(n_missing == 0 and n_left > 50)]
+    numeric, categorical = n_missing == 0 and n_left > 50, n_missing > 0 or n_left < 50
+    assert results[0][1] == ([0, 0, 1, 1, categorical] if is_categorical else [1, 1, 0, 0, numeric])
