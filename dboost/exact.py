@@ -44,7 +44,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import FIRST_SHIFT, Buckets, find_buckets, select_keys
+from dboost.kernels.rows import sum_in_units
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
@@ -78,16 +80,19 @@ class ExactSum:
     def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
         """Sum a float64 array (the chunk step); with `times` (integers) each value is added that many times."""
         coarse: int | float = 0
-        fine = 0.0
+        fine, sums, factors = 0.0, np.empty(3), or_empty(times, "float64")
         for first in range(0, len(values), _VALUES_AT_A_TIME):
             piece = slice(first, first + _VALUES_AT_A_TIME)
-            scaled = values[piece] * unit
-            whole = np.rint(scaled)
-            rest = np.rint((scaled - whole) * FINE)
-            if times is not None:
-                whole, rest = whole * times[piece], rest * times[piece]
-            coarse = _plus(coarse, _sum_of_integers(whole))
-            fine += float(rest.sum())
+            numbers = values[piece]
+            sum_in_units(numbers, factors[piece], unit, FINE, sums)
+            whole, rest, largest = sums.tolist()
+            fine += rest
+            if largest * len(numbers) < EXACT_SUM and not math.isnan(whole):
+                coarse = _plus(coarse, int(whole))
+                continue
+            integers = np.rint(numbers * unit)
+            exact_sum = total(integers if times is None else integers * times[piece])
+            coarse = _plus(coarse, math.nan if exact_sum is None else exact_sum >> TOTAL_BITS)
         return cls(unit, coarse, fine)
 
     def merge(self, other: ExactSum) -> ExactSum:
@@ -100,14 +105,6 @@ class ExactSum:
             return (float(self.coarse) + self.fine / FINE) / self.unit
         except OverflowError:
             return math.nan
-
-
-def _sum_of_integers(values: np.ndarray) -> int | float:
-    """Return the exact sum of integers that are held in float64; NaN if one is not finite."""
-    if float(np.abs(values).max(initial=0.0)) * len(values) < EXACT_SUM:
-        return int(values.sum())
-    exact_sum = total(values)
-    return math.nan if exact_sum is None else exact_sum >> TOTAL_BITS
 
 
 def _plus(a: int | float, b: int | float) -> int | float:

@@ -14,10 +14,13 @@ apply earlier trees). `add_leaves` computes the exact sums by leaf at the end of
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dboost.kernels import any_order, inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
+from dboost.kernels.records import record
 from dboost.kernels.simd import span
 
 U = np.uint64
@@ -237,30 +240,67 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
     return k
 
 
+#: Rows that `add_tree` routes together.
+ROUTED_TOGETHER = 16_384
+
+
+@record
+class RoutingScratch(NamedTuple):
+    """Scratch of `add_tree`."""
+
+    records: np.ndarray  # uint64[2, n]: rows, sorted by the nodes of one level and of the next
+    begin: np.ndarray  # int64[n_nodes]
+    end: np.ndarray  # int64[n_nodes]
+    goes_left: np.ndarray  # uint8[n_codes]
+
+    @classmethod
+    def of(cls, n_rows: int, n_nodes: int) -> RoutingScratch:
+        """Return scratch for so many rows and nodes."""
+        begin, end = np.empty((2, n_nodes), np.int64)
+        return cls(np.empty((2, min(n_rows, ROUTED_TOGETHER)), U), begin, end, np.empty(1 << 16, np.uint8))
+
+
 @kernel
-def add_tree(columns, layout, nodes, left_codes, value, first, last, raw):
+def add_tree(columns, layout, nodes, sets, value, first, last, raw, scratch):
     """Add to raw[i] the value of the leaf that row i reaches, for rows first…last-1.
 
-    columns : `rows.shard.BinnedColumns`; nodes : `trees.fit_trees.TreeNodes`; left_codes : uint8[n_nodes, n_codes], used by
-    categorical splits; value : float64[n_nodes].
+    Rows are moved from node to node, as they are while a tree grows: no processor can predict the path of a row.
+
+    columns : `rows.shard.BinnedColumns`; nodes : `trees.fit_trees.TreeNodes`; sets : the nodes with categorical splits and
+    the codes that go left there, int32[n_sets] and uint8[n_sets, n_codes]; value : float64[n_leaves]; scratch : RoutingScratch.
     """
-    codes, wide_codes, code_row = columns.narrow, columns.wide, columns.row_of
-    feature, split_bin, missing_left, child = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child
-    n_bins, is_categorical = layout.n_bins, layout.is_categorical
-    for i in range(first, last):
-        node = 0
-        while child[node] >= 0:
-            f = feature[node]
-            row = code_row[f]
-            code = np.int64(codes[row, i]) if row >= 0 else np.int64(wide_codes[-1 - row, i])
-            if code == n_bins[f]:
-                left = missing_left[node] != 0
-            elif is_categorical[f] != 0:
-                left = left_codes[node, code] != 0
+    records, begin, end = scratch.records, scratch.begin, scratch.end
+    goes_left, (set_nodes, left_codes) = scratch.goes_left, sets
+    for start in range(first, last, ROUTED_TOGETHER):
+        n = last - start if last - start < ROUTED_TOGETHER else I(ROUTED_TOGETHER)
+        for i in range(n):
+            records[0, i] = U(start + i)
+        begin[0], end[0] = 0, n
+        k = 0
+        for node in range(nodes.child.size):
+            child, side = I(nodes.child[node]), I(nodes.depth[node] & 1)
+            source = records[side, begin[node] : end[node]]
+            if child < 0:
+                for i in range(source.size):
+                    raw[source[i]] += value[nodes.leaf_of[node]]
+                continue
+            feature = nodes.feature[node]
+            row, n_bins = columns.row_of[feature], layout.n_bins[feature]
+            if k < set_nodes.size and set_nodes[k] == node:
+                for code in range(n_bins):
+                    goes_left[code] = left_codes[k, code]
+                k += 1
             else:
-                left = code <= split_bin[node]
-            node = child[node] + (0 if left else 1)
-        raw[i] += value[node]
+                for code in range(n_bins):
+                    goes_left[code] = code <= nodes.split_bin[node]
+            goes_left[n_bins] = nodes.missing_left[node]
+            target, n_left = records[1 - side, begin[node] : end[node]], I(0)
+            if row >= 0:
+                n_left = split_records(columns.narrow[row], goes_left, source, target)
+            else:
+                n_left = split_records(columns.wide[-1 - row], goes_left, source, target)
+            begin[child], end[child] = begin[node], begin[node] + n_left
+            begin[child + 1], end[child + 1] = begin[node] + n_left, end[node]
 
 
 @any_order
@@ -270,6 +310,26 @@ def sum_integers(values, n):
     for i in range(n):
         total += values[i]
     return total
+
+
+@kernel
+def sum_in_units(values, times, unit, fine, sums):
+    """Sum numbers as integers: sums[0] is that of the numbers times `unit`, each rounded; sums[1] that of what the rounding
+    left times `fine`, each rounded; sums[2] the largest of the former. The sums are exact below 2**53.
+
+    values : float64[n]; times : float64[n], how often a number counts, empty for once; sums : float64[3], written.
+    """
+    coarse = rest = largest = 0.0
+    for i in range(values.size):
+        scaled = values[i] * unit
+        whole = np.rint(scaled)
+        left = np.rint((scaled - whole) * fine)
+        if times.size > 0:
+            whole, left = whole * times[i], left * times[i]
+        coarse += whole
+        rest += left
+        largest = abs(whole) if abs(whole) > largest else largest
+    sums[0], sums[1], sums[2] = coarse, rest, largest
 
 
 @kernel

@@ -125,7 +125,8 @@ def log_losses(y: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """Return the log losses of two classes by their log odds, float64[1, n]: float64[n]."""
     score = np.asarray(raw[0], np.float64)
     values = np.empty(score.shape)
-    _log_losses(np.broadcast_to(y, score.shape).astype(np.float64, copy=False), np.ascontiguousarray(score), values)
+    y = y if y.shape == score.shape else np.broadcast_to(y, score.shape)
+    _log_losses(y.astype(np.float64, copy=False), np.ascontiguousarray(score), values)
     return values
 
 

@@ -85,7 +85,10 @@ class ScoredRows:
     def pieces(self) -> Iterator[ScoredRows]:
         """Yield the rows in pieces of about the same number, whose intermediate values take little memory."""
         n = self.target.shape[-1]
-        n_pieces = max(-(-n // _PIECE_ROWS), 1)
+        n_pieces = -(-n // _PIECE_ROWS)
+        if n_pieces <= 1:
+            yield self
+            return
         for k in range(n_pieces):
             rows = slice(n * k // n_pieces, n * (k + 1) // n_pieces)
             weight = None if self.weight is None else self.weight[rows]

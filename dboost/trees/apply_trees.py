@@ -22,7 +22,7 @@ from dboost.kernels.predict import (
     new_mask_splits,
     prepare_masks,
 )
-from dboost.kernels.rows import add_tree
+from dboost.kernels.rows import RoutingScratch, add_tree
 from dboost.rows.shard import BinnedColumns
 from dboost.trees.fit_trees import FitTree
 
@@ -68,9 +68,8 @@ def add_grown_tree(
         raw[..., first:last] += values[..., reached[begin:end].astype(np.int64)]
         return
     if find is None:
-        nodes = tree.nodes
-        node_values = values.take(nodes.leaf_of, mode="clip")  # `leaf_of` is meaningless in splits
-        add_tree(codes, layout, nodes, tree.left_codes, node_values, first, last, raw)
+        sets, scratch = (tree.sets.nodes, tree.sets.goes_left()), RoutingScratch.of(last - first, tree.n_nodes)
+        add_tree(codes, layout, tree.nodes, sets, values, first, last, raw, scratch)
         return
     leaf: np.ndarray = np.empty(end, np.uint8 if tree.n_leaves <= 256 else np.int32)
     find(leaf, begin, end)

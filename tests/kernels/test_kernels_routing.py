@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.kernels.rows import add_tree
+from dboost.kernels.rows import RoutingScratch, add_tree
 from dboost.trees.fit_trees import FitTree
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import CodedTable, tables
@@ -31,12 +31,13 @@ def reached(table: CodedTable, tree: FitTree, row: int) -> int:
 def test_rows_reach_their_leaves(table: CodedTable, n_leaves: int, seed: int, cut: int) -> None:
     rng = np.random.default_rng(seed)
     tree = a_tree(table.layout.n_bins, table.layout.is_categorical != 0, n_leaves, seed)
-    value = rng.normal(size=2 * n_leaves - 1)
+    value = rng.normal(size=tree.n_leaves)
     codes = table.stored()
     before = rng.normal(size=table.n_rows)
     raw = before.copy()
     cut = min(cut, table.n_rows)
     for first, last in ((cut, table.n_rows), (0, cut)):
-        add_tree(codes, table.layout, tree.nodes, tree.left_codes, value, first, last, raw)
-    expected = [before[row] + value[reached(table, tree, row)] for row in range(table.n_rows)]
+        sets, scratch = (tree.sets.nodes, tree.sets.goes_left()), RoutingScratch.of(last - first, tree.n_nodes)
+        add_tree(codes, table.layout, tree.nodes, sets, value, first, last, raw, scratch)
+    expected = [before[row] + value[tree.nodes.leaf_of[reached(table, tree, row)]] for row in range(table.n_rows)]
     assert raw.tolist() == expected
