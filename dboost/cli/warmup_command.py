@@ -36,7 +36,7 @@ FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
 #: Rows for the kernels of many rows: trees added to an evaluation set (`trees.apply_trees`), sums of gradients that decide
-#: whether histograms stay packed, and roots of several trees (`trees.whole_trees`).
+#: whether histograms stay packed, roots of several trees (`trees.whole_trees`), and samples of rows.
 MANY_ROWS = 65_537
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     sample_rows(tuning().bin_sample_rows + 1, 0)
     many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
     dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
-    dboost.fit(many, np.arange(MANY_ROWS) % 3, loss="log_loss", **FEW)
+    dboost.fit(many, np.arange(MANY_ROWS) % 3, loss="log_loss", subsample=0.5, **FEW)
     # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
     keys = {"dboost.single-worker-values": 0, "dboost.session-per-host": False}
     with dask.config.set(keys), inside() as cluster:

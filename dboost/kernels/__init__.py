@@ -195,7 +195,7 @@ def instruction(twin: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]
     return decorate
 
 
-_EMPTY = {dtype: np.empty(0, dtype) for dtype in ("float32", "float64", "int64", "uint8")}
+_EMPTY = {dtype: np.empty(0, dtype) for dtype in ("float32", "float64", "int32", "int64", "uint8")}
 
 
 def or_empty(array: np.ndarray | None, dtype: str) -> np.ndarray:

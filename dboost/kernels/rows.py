@@ -82,12 +82,13 @@ def quantise_above(gradient, hessian, influence, least, scales, first, last, end
     begin, above, below = ends[0], U(ends[0]), U(ends[1])
     if 4 * n_stay > last - first:
         quantise(gradient, hessian, target[:0], scales, first, last, spare)
+        free = below - above
         for i in range(bits.size):
-            stays = U(bits[i] >= bound)
-            target[below + (above - below) * stays] = spare[i]
-            above += stays
-            below -= U(1) - stays
-        return I(above), I(below)
+            record = spare[i]
+            target[above] = record  # two stores, as in `split_records`
+            target[above + free - U(i)] = record
+            above += U(bits[i] >= bound)
+        return I(above), I(above + free) - bits.size
     for i in range(bits.size):
         stays = U(bits[i] >= bound)
         target[below + (above - below) * stays] = U(first + i)
@@ -258,6 +259,22 @@ class RoutingScratch(NamedTuple):
         """Return scratch for so many rows and nodes."""
         begin, end = np.empty((2, n_nodes), np.int64)
         return cls(np.empty((2, min(n_rows, ROUTED_TOGETHER)), U), begin, end, np.empty(1 << 16, np.uint8))
+
+
+@kernel
+def mark_rows(seed, threshold, ids, first_id, marks):
+    """Set marks of rows: 0 where the hash of `select_rows` is below `threshold`, else -1.
+
+    ids : int64[n], the numbers of the rows; empty for first_id, first_id + 1, …; marks : int32[n].
+    """
+    step = U(0x9E3779B97F4A7C15)
+    if ids.size > 0:
+        for i in range(marks.size):
+            marks[i] = np.int32(splitmix(U(seed) + (U(ids[i]) + U(1)) * step) < threshold) - np.int32(1)
+        return
+    start = U(seed) + (U(first_id) + U(1)) * step
+    for i in range(marks.size):
+        marks[i] = np.int32(splitmix(start + U(i) * step) < threshold) - np.int32(1)
 
 
 @kernel

@@ -29,14 +29,14 @@ from dboost.errors import DataError
 from dboost.kernels import or_empty
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
-from dboost.kernels.rows import select_rows
+from dboost.kernels.rows import mark_rows
 from dboost.losses.base import target_column
 from dboost.losses.gradient_noise import GradientNoise, noise_of
 from dboost.losses.gradient_pass import PassScratch
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossRows, LossTerms
 from dboost.rows.row_groups import ends_of, next_ends
-from dboost.rows.row_sample import RowSubset, Sample, hash_rows
+from dboost.rows.row_sample import RowSubset, Sample
 from dboost.rows.shard_spec import MOST_JOINT_CODES, NARROW_BINS, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.tuning import tuning
 
@@ -149,15 +149,13 @@ class RowIds:
         run = np.searchsorted(self._ends, rows, "right")
         return self._runs[run, 0] + rows - (self._ends - self._runs[:, 1])[run]
 
-    def drawn(self, sample: Sample, first: int, last: int) -> np.ndarray:
-        """Return those of rows first…last-1 that belong to a sample, relative to `first`, ascending: int64[...]."""
-        parts, at = [np.empty(0, np.int64)], 0
-        for first_id, n in self.runs(first, last):
-            rows = np.empty(n, np.int64)
-            k = select_rows(np.uint64(sample.seed), first_id, n, np.uint64(sample.threshold), rows)
-            parts.append(rows[:k] + (at - first_id))
-            at += n
-        return np.concatenate(parts)
+
+def _mark_runs(sample: Sample, runs: Sequence[tuple[int, int]], marks: np.ndarray) -> None:
+    """Set the marks of rows (int32[n], see `Shard.tree_influence`) that are runs of consecutive ids, see `RowIds.runs`."""
+    at = 0
+    for first_id, n in runs:
+        mark_rows(*map(np.uint64, sample), or_empty(None, "int64"), first_id, marks[at : at + n])
+        at += n
 
 
 class RowSegments:
@@ -226,11 +224,13 @@ class RowSegments:
             at += end - begin
         raise AssertionError("the rows are not those of one segment")
 
-    def drawn(self, sample: Sample) -> np.ndarray:
-        """Return the rows that belong to a sample, ascending: int64[...]."""
-        is_drawn = np.zeros(self.n_rows, bool)
-        is_drawn[self._ids.drawn(sample, 0, self.n_rows)] = True
-        return self.positions()[is_drawn[self._rank]]
+    def mark(self, sample: Sample, marks: np.ndarray) -> None:
+        """Set the marks of the rows that are trained on. marks : of all rows of the shard, see `Shard.tree_influence`."""
+        in_order, at = np.empty(self.n_rows, np.int32), 0
+        _mark_runs(sample, self._ids.runs(0, self.n_rows), in_order)
+        for first, last in self._segments:
+            marks[first:last] = in_order[self._rank[at : at + last - first]]
+            at += last - first
 
     @cached_property
     def _rank(self) -> np.ndarray:
@@ -280,6 +280,7 @@ class Shard:
         self.n_rows = self.raw.shape[1]
         self._ids = RowIds(np.array([[0, self.n_rows]])) if ids is None else ids
         self._first = first
+        self._marked: tuple[Sample | None, np.ndarray] | None = None  # see `_marks`
 
     @property
     def n_outputs(self) -> int:
@@ -343,35 +344,49 @@ class Shard:
         wide = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
         return np.empty((0, self.n_rows), np.uint16) if wide is None else wide
 
+    def tree_influence(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Return the influence of each row on a tree, see `RowSubset`: int32[n_rows], -1 for rows that are not sampled or not
+        trained on, and 0 for the others if there is no bound. None if all rows that are trained on take part.
+
+        It is valid until the next call for another sample.
+        """
+        if sample is None and not least_influence:
+            return None
+        if sample is None and self.segments is None:
+            return self.influence(output)
+        marks = self._marks(sample)
+        return marks | self.influence(output) if least_influence else marks
+
+    def _marks(self, sample: Sample | None) -> np.ndarray:
+        """Return -1 for rows that are not sampled or not trained on, 0 for the others: int32[n_rows].
+
+        They are kept for the other trees of an iteration, and their memory for the next iteration.
+        """
+        if self._marked is not None and self._marked[0] == sample:
+            return self._marked[1]
+        marks = np.full(self.n_rows, -1, np.int32) if self._marked is None else self._marked[1]
+        drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
+        if sample is None:
+            for first, last in self.ranges():
+                marks[first:last] = 0
+        elif drawn_by is not None:
+            for first, last in self.ranges():
+                mark_rows(*map(np.uint64, sample), drawn_by[first:last], 0, marks[first:last])
+        elif self.segments is not None:
+            self.segments.mark(sample, marks)
+        else:
+            _mark_runs(sample, self._id_runs, marks)
+        self._marked = sample, marks
+        return marks
+
+    @cached_property
+    def _id_runs(self) -> list[tuple[int, int]]:
+        return self._ids.runs(self._first, self._first + self.n_rows)
+
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
         """Return the rows of this shard that take part in a tree, ascending (int64); None for all that are trained on. See
         `RowSubset`."""
-        rows = None if sample is None else self._sampled(sample)
-        if least_influence == 0:
-            return rows
-        if rows is None and self.segments is not None:
-            rows = self.segments.positions()
-        stays = self.influence(output) >= least_influence
-        return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
-
-    def grown_rows(
-        self, sample: Sample | None, least_influence: int = 0, output: int = 0, into: np.ndarray | None = None
-    ) -> np.ndarray | None:
-        """Return `sampled_rows`, and None only if these are all rows of the arrays. into : see `RowSegments.positions`."""
-        rows = self.sampled_rows(sample, least_influence, output)
-        return self.segments.positions(into) if rows is None and self.segments is not None else rows
-
-    def _sampled(self, sample: Sample) -> np.ndarray:
-        drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
-        if drawn_by is None:
-            if self.segments is not None:
-                return self.segments.drawn(sample)
-            return self._ids.drawn(sample, self._first, self._first + self.n_rows)
-        parts = [
-            first + np.flatnonzero(hash_rows(sample.seed, drawn_by[first:last]) < np.uint64(sample.threshold))
-            for first, last in self.ranges()
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self.sampled_range(RowSubset(sample, least_influence, output), 0, self.n_rows)[0]
 
     def row_ids(self, first: int, last: int) -> np.ndarray:
         """Return the global row ids of rows first…last-1, which are in one of the `ranges`: int64[last - first]."""
@@ -380,13 +395,13 @@ class Shard:
         row_ids = self.fields.get("row_ids")
         return self._ids.of(self._first + first, self._first + last) if row_ids is None else row_ids[first:last]
 
-    def sampled_range(self, part: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
-        """Return the rows that take part in a tree (or None for all), and the range of them within rows first…last-1."""
-        rows = self.sampled_rows(*part)
-        if rows is None:
+    def sampled_range(self, subset: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
+        """Return those of rows first…last-1 that take part in a tree (or None for all), and the range of them to use."""
+        influence = self.tree_influence(*subset)
+        if influence is None:
             return None, first, last
-        begin, end = np.searchsorted(rows, (first, last))
-        return rows, int(begin), int(end)
+        rows = first + np.flatnonzero(influence[first:last] >= subset.least_influence)
+        return rows, 0, len(rows)
 
     def influence(self, output: int) -> np.ndarray:
         """Return the influence of each row on the next tree of an output: its second derivative, as float32 bits

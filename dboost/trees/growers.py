@@ -103,9 +103,9 @@ class MemoryGrower(CpuGrower[RoundsInMemory]):
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         rows, by_thread = self._rows, self.by_thread
         rows.route_excluded()
-        sampled = [self._shard.grown_rows(*task.row_subset) for task in tasks]
+        influence = [self._shard.tree_influence(*task.row_subset) for task in tasks]
         rows.merge_bins(tasks)
-        rows.shares.run(lambda k: by_thread[k].begin(tasks, sampled))
+        rows.shares.run(lambda k: by_thread[k].begin(tasks, influence))
 
 
 class FileGrower(CpuGrower[RoundsInFiles]):

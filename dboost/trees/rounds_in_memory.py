@@ -15,13 +15,13 @@ import numpy as np
 
 from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import Histograms, add_records, flush, rows_in_32_bits
-from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
+from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.rows.shard import Shard
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
-#: Bytes that a growing tree needs for each row: two records, and its number if rows are sampled.
-BYTES_PER_ROW = 24
+#: Bytes that a growing tree needs for each row: two records, and a mark if rows are sampled.
+BYTES_PER_ROW = 20
 
 
 class RoundsInMemory:
@@ -48,15 +48,15 @@ class RoundsInMemory:
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}
 
-    def begin(self, tasks: Sequence[TreeTask], sampled: Sequence[np.ndarray | None]) -> None:
+    def begin(self, tasks: Sequence[TreeTask], influence: Sequence[np.ndarray | None]) -> None:
         """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped.
 
-        sampled : the rows of the whole shard that take part in each tree, see `Shard.grown_rows`.
+        influence : of the rows of the whole shard on each tree, see `Shard.tree_influence`.
         """
         while len(self._records) < len(tasks):
             self._records.append(np.empty((2, self._n_rows), np.uint64))
         self.trees = {
-            task.output: GrowingTree(self.shard, task, self._records[k], sampled[k], *self._share)
+            task.output: GrowingTree(self.shard, task, self._records[k], influence[k], *self._share)
             for k, task in enumerate(tasks)
         }
 
@@ -105,37 +105,33 @@ class GrowingTree:
         Gradients and Hessians are quantised by its scales.
     records : uint64[2, n_rows]
         Receives the records.
-    sampled : int64[n] or None
-        The rows of the whole shard that take part; None for all.
+    influence : int32[n] or None
+        Of the rows of the whole shard, see `Shard.tree_influence`.
     k, n : int
         Number of the share, and of shares.
     """
 
-    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, sampled: np.ndarray | None, k: int, n: int) -> None:
+    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, influence: np.ndarray | None, k: int, n: int) -> None:
         self.task, self.records = task, records
         self._shard = shard
         gradient, hessian, _ = shard.split_arrays(task.output)
-        #: The rows of the share that take part: `_sampled[first:last]`, or rows first…last-1 if all do.
-        ranges = shard.ranges(k, n)
-        self._sampled = sampled
-        self._first, self._last = ranges[0] if self._sampled is None else _part_of(self._sampled, ranges)
-        if self._sampled is not None and len(ranges) > 1:
-            self._sampled = _those_in(self._sampled, ranges)
-            self._first, self._last = 0, len(self._sampled)
-        self.n_sampled = n_sampled = self._last - self._first
-        rows = or_empty(self._sampled, "int64")
-        _quantise(gradient, or_empty(hessian, "float32"), rows, self._first, self._last, task.scales, records[0])
+        n_all = records.shape[1]
+        front, back = 0, n_all - 1
+        for rows in shard.ranges(k, n):
+            front, back = _quantise(
+                gradient, or_empty(hessian, "float32"), or_empty(influence, "int32"), task.least_influence, rows, task.scales,
+                (front, back), records,
+            )  # fmt: skip
+        self.n_sampled = front
         #: Record buffer, begin and end of each node; the same for the rows that do not take part.
         self.ranges = np.zeros((2 * task.policy.max_leaves, 3), np.int64)
-        self.ranges[0] = 0, 0, n_sampled
+        self.ranges[0] = 0, 0, front
         self._excluded: np.ndarray | None = None
-        n_all = records.shape[1]
-        if self._sampled is not None and n_sampled < n_all:
+        if front < n_all:
             # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
             # behind them in the same buffers.
-            records[0, n_sampled:] = _others(self._sampled[self._first : self._last], ranges)
             self._excluded = self.ranges.copy()
-            self._excluded[0] = 0, n_sampled, n_all
+            self._excluded[0] = 0, front, n_all
 
     def split(self, request: RoundRequest) -> np.ndarray:
         """Move the records of split nodes to their children; return how many went left and right: int64[n_splits, 2]."""
@@ -162,8 +158,8 @@ class GrowingTree:
             _label(self.records, ranges, leaves, leaf)
         sums = np.zeros((int(leaves[:, 1].max()) + 1, 2))
         _sum_leaves(
-            leaf, gradient, or_empty(hessian, "float32"), or_empty(shard.repeat_count, "uint8"),
-            or_empty(self._sampled, "int64"), (self._first, self._last), self.task.scales, sums,
+            self.records, self.ranges, leaves, gradient, or_empty(hessian, "float32"), or_empty(shard.repeat_count, "uint8"),
+            self.task.scales, sums,
         )  # fmt: skip
         return sums
 
@@ -177,26 +173,21 @@ def _with_room(ranges: np.ndarray, n_numbers: int) -> np.ndarray:
     return larger
 
 
-def _part_of(rows: np.ndarray, ranges: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return which of some rows (ascending) are in a single range: the position of the first, and of the last + 1."""
-    first, last = np.searchsorted(rows, ranges[0])
-    return int(first), int(last)
-
-
-def _those_in(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Return those of some rows (ascending) that are in ranges."""
-    return np.concatenate([rows[slice(*np.searchsorted(rows, row_range))] for row_range in ranges])
-
-
-def _others(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Return the rows of some ranges without some of them, ascending."""
-    every = np.concatenate([np.arange(*row_range) for row_range in ranges])
-    return np.setdiff1d(every, rows, assume_unique=True)
-
-
 @kernel
-def _quantise(gradient, hessian, rows, first, last, scales, records):
-    quantise(gradient, hessian, rows, scales, first, last, records)
+def _quantise(gradient, hessian, influence, least, rows, scales, ends, records):
+    """Write the records of rows rows[0]…rows[1]-1 that take part, from position ends[0] upwards, and the numbers of the others
+    from position ends[1] downwards. Return the new ends. influence : empty for all, see `Shard.tree_influence`.
+    """
+    first_row, last_row = rows
+    front, back = ends
+    if influence.size == 0:
+        quantise(gradient, hessian, records[0, :0], scales, first_row, last_row, records[0, front:])
+        return front + last_row - first_row, back
+    for first in range(first_row, last_row, STRIPE):
+        last = first + STRIPE if first + STRIPE < last_row else last_row
+        spare = records[1, : last - first]
+        front, back = quantise_above(gradient, hessian, influence, least, scales, first, last, (front, back), records[0], spare)
+    return front, back
 
 
 @kernel
@@ -249,5 +240,8 @@ def _label(records, ranges, leaves, leaf):
 
 
 @kernel
-def _sum_leaves(leaf, gradient, hessian, repeat_count, rows, part, scales, sums):
-    add_leaves(leaf, gradient, hessian, repeat_count, rows, part[0], part[1], scales[2], scales[3], sums)
+def _sum_leaves(records, ranges, leaves, gradient, hessian, repeat_count, scales, sums):
+    """Add up exact sums of gradients and Hessians over the records of the listed nodes."""
+    for k in range(len(leaves)):
+        side, begin, end = ranges[leaves[k, 0]]
+        add_leaf(records[side, begin:end], gradient, hessian, repeat_count, scales[2], scales[3], sums, leaves[k, 1])

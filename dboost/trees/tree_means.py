@@ -35,11 +35,8 @@ ValuesOf = Callable[[int, int], np.ndarray]
 
 def rows_out_of_bag(shard: Shard, sample: Sample | None) -> np.ndarray | None:
     """Return which rows a tree did not draw: bool[n_rows]; None for all rows, if it drew all."""
-    if sample is None:
-        return None
-    is_out = np.ones(shard.n_rows, bool)
-    is_out[shard.sampled_rows(sample)] = False
-    return is_out
+    influence = shard.tree_influence(sample)
+    return None if influence is None else influence < 0
 
 
 def add_values(shard: Shard, is_out: np.ndarray | None, values_of: ValuesOf, first: int, last: int) -> None:

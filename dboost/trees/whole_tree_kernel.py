@@ -41,6 +41,7 @@ from dboost.kernels.histograms import (
     subtract,
     subtract_levels,
 )
+from dboost.kernels.predict import MASK_LEAVES
 from dboost.kernels.records import record
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier, row_span
@@ -60,8 +61,9 @@ from dboost.trees.tree_task import (
 
 I = np.int64  # noqa: E741
 
-#: Rows excluded from a tree are routed along with the others when they are at most one in this many rows.
-EXCLUDED_FRACTION = 5
+#: Rows excluded from a tree are routed along with the others when they are at most one in this many rows and a few more (to
+#: label all rows afterwards takes time before the first one), or when the tree is too large for masks.
+EXCLUDED_FRACTION, FEW_EXCLUDED = 5, 4096
 
 
 @record
@@ -74,7 +76,8 @@ class TreeRows(NamedTuple):
     gradient: np.ndarray  # float32[n_rows]
     hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
     sampled: np.ndarray  # int64[...]: rows that take part, ascending; empty for all
-    influence: np.ndarray | None  # int32[n_rows]: rows take part whose influence is not below `WholeTreeTask.least_influence`
+    #: int32[n_rows]: rows take part whose influence is not below `WholeTreeTask.least_influence`; empty for all.
+    influence: np.ndarray
     leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
 
 
@@ -191,9 +194,8 @@ def _begin_root(growth):
     state[LARGE], state[ROUTES_EXCLUDED] = I(-1), I(0)
     _list_codes_of(growth, I(-1))
     team.n_rows[0] = starts[starts.size - 1]
-    if growth.rows.influence is not None:
-        if not _exclude_rows(growth):
-            return False
+    if growth.rows.influence.size > 0 and not _exclude_rows(growth):
+        return False
     if task.constraints is not None:
         init_path(task.constraints, growth.paths)
         mark_allowed_features(task.constraints, task.allowed, growth.paths, I(0), I(0))
@@ -237,7 +239,8 @@ def _exclude_rows(growth):
         n_kept += scratch.end[0, q] - starts[q]
     state[PARITY] = 1 - state[PARITY]
     team.n_rows[0] = n_kept
-    state[ROUTES_EXCLUDED] = I(EXCLUDED_FRACTION * (n_rows - n_kept) <= n_rows)
+    has_masks = task.policy.max_leaves <= MASK_LEAVES and rows.codes.wide.shape[0] == 0
+    state[ROUTES_EXCLUDED] = I(not has_masks or EXCLUDED_FRACTION * (n_rows - n_kept - FEW_EXCLUDED) <= n_rows)
     return True
 
 
@@ -259,7 +262,7 @@ def _quantise_root(growth):
 def _add_up_smaller_child(growth):
     """Add up the histogram of the smaller child; at the root quantise the rows."""
     team, is_root = growth.team, growth.scratch.state[LARGE] < 0
-    is_known, quantises = is_root and growth.task.has_root, is_root and growth.rows.influence is None
+    is_known, quantises = is_root and growth.task.has_root, is_root and growth.rows.influence.size == 0
     if quantises and (team.by_unit or is_known):
         _quantise_root(growth)
         if not _meet(growth):
@@ -525,12 +528,11 @@ def _move_records(growth, node, left):
     state[PARITY] = 1 - state[PARITY]
     scratch.side[left] = scratch.side[right] = 1 - scratch.side[node]
     team.n_rows[left], team.n_rows[right] = rows_left, rows_right
-    if growth.rows.influence is not None:
-        if state[ROUTES_EXCLUDED] != 0:
-            excluded = scratch.excluded
-            middle = _split_range(growth, node, excluded[node, 0], excluded[node, 1])
-            excluded[left, 0], excluded[left, 1] = excluded[node, 0], middle
-            excluded[right, 0], excluded[right, 1] = middle, excluded[node, 1]
+    if state[ROUTES_EXCLUDED] != 0:
+        excluded = scratch.excluded
+        middle = _split_range(growth, node, excluded[node, 0], excluded[node, 1])
+        excluded[left, 0], excluded[left, 1] = excluded[node, 0], middle
+        excluded[right, 0], excluded[right, 1] = middle, excluded[node, 1]
     return True
 
 
@@ -569,6 +571,9 @@ def _number_leaves(growth):
     thread, rows, team = growth.thread, growth.rows, growth.team
     scratch, scales = growth.scratch, growth.task.scales
     stack, leaf_sums = scratch.stack, scratch.leaf_sums
+    # If excluded rows are assigned to leaves afterwards, so are all others.
+    routes_excluded = scratch.state[ROUTES_EXCLUDED] != 0
+    labels_rows = routes_excluded or rows.influence.size == 0
     stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:
@@ -583,11 +588,11 @@ def _number_leaves(growth):
         team.leaf_of[node] = n_leaves
         side = scratch.side[node]
         records = row_span(team.records, side, scratch.begin[node, thread], scratch.end[node, thread])
-        label_rows(records, rows.leaf, n_leaves)
+        if labels_rows:
+            label_rows(records, rows.leaf, n_leaves)
         leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
         add_leaf(records, rows.gradient, rows.hessian, rows.codes.repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
-        if rows.influence is not None:
-            if scratch.state[ROUTES_EXCLUDED] != 0:
-                excluded = scratch.excluded
-                label_rows(row_span(team.records, side, excluded[node, 0], excluded[node, 1]), rows.leaf, n_leaves)
+        if routes_excluded:
+            excluded = scratch.excluded
+            label_rows(row_span(team.records, side, excluded[node, 0], excluded[node, 1]), rows.leaf, n_leaves)
         n_leaves += 1

@@ -22,7 +22,7 @@ from dboost.trees.split_finder import FeaturePaths, new_feature_paths
 from dboost.trees.steady_roots import SteadyRoots, set_root
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
 from dboost.trees.whole_tree_kernel import (
-    EXCLUDED_FRACTION,
+    ROUTES_EXCLUDED,
     STATE_SIZE,
     Growth,
     TeamBuffers,
@@ -121,7 +121,7 @@ class WholeTrees:
         counts, is_categorical = shared.n_rows[:n_nodes].copy(), layout.is_categorical
         sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.scratch) / task.scales[2:]
         tree = GrownTree.of(task, buffers.nodes[0], counts, shared.leaf_of, sums, shared.left_codes, is_categorical)
-        if n < shard.n_trained or (rows.influence is not None and EXCLUDED_FRACTION * (n - tree.n_rows) > n):
+        if rows.influence.size and not buffers.scratch[0].state[ROUTES_EXCLUDED]:
             self._rows.unrouted.append((assign_leaves(shard.tree_codes, layout, tree), rows.leaf))
             if task.bin_merge is not None:
                 self._rows.route_excluded()  # while the bins are those of this tree
@@ -130,18 +130,16 @@ class WholeTrees:
 
     def _tree_rows(self, task: TreeTask, buffers: _Buffers) -> tuple[TreeRows, int]:
         """Return the rows of a tree, and the number of rows whose gradients are quantized."""
-        shard, chosen, influence = self.shard, None, None
+        shard, chosen, influence = self.shard, None, self.shard.tree_influence(*task.row_subset)
         gradient, hessian, leaf = shard.split_arrays(task.output)
-        if task.sample is None and task.least_influence > 0 and shard.segments is None:
-            influence = shard.influence(task.output)  # rows are excluded while the gradients are quantized
-        else:
+        if influence is None and shard.segments is not None:
             # The second buffer of records is free until the root is split, after the rows have been read.
-            free = None if shard.segments is None else buffers.shared.records[1].view(np.int64)
-            chosen = shard.grown_rows(task.sample, task.least_influence, task.output, into=free)
+            chosen = shard.segments.positions(buffers.shared.records[1].view(np.int64))
         codes, hessian = shard.tree_codes, or_empty(hessian, "float32")
         rows = TreeRows(
-            shard.histogram_rows, codes.narrow, codes.row_of, gradient, hessian, or_empty(chosen, "int64"), influence, leaf
-        )
+            shard.histogram_rows, codes.narrow, codes.row_of, gradient, hessian, or_empty(chosen, "int64"),
+            or_empty(influence, "int32"), leaf,
+        )  # fmt: skip
         return rows, shard.n_rows if chosen is None else len(chosen)
 
     def _stays_packed(self, task: TreeTask) -> bool:

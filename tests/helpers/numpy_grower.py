@@ -55,8 +55,8 @@ class _Tree:
     def __init__(self, shard: Shard, task: TreeTask) -> None:
         self.shard, self.task = shard, task
         self.node = np.zeros(shard.n_rows, np.int64)
-        chosen = shard.grown_rows(*task.row_subset)
-        self.rows = np.arange(shard.n_rows) if chosen is None else chosen
+        chosen = shard.sampled_rows(*task.row_subset)
+        self.rows = np.concatenate([np.arange(*rows) for rows in shard.ranges()]) if chosen is None else chosen
         self.gradient, self.hessian, self.leaf = shard.split_arrays(task.output)
         self.repeats = np.ones(shard.n_rows) if shard.repeat_count is None else shard.repeat_count.astype(np.float64)
         self.shape = shard.spec.n_channels, int(shard.tree_layout.offset[-1])

@@ -13,7 +13,7 @@ from dboost.exact import unit_for
 from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
-from dboost.kernels.rows import add_sizes, select_rows
+from dboost.kernels.rows import add_sizes, mark_rows, select_rows
 from dboost.losses.gradient_noise import noise_of
 from dboost.training.tasks import _scale
 from tests.helpers.compiled import compiled
@@ -200,6 +200,12 @@ def test_chosen_rows_depend_on_seed_and_number_only(seed: int, first: int, n: in
         count = select_rows(np.uint64(seed), start, size, np.uint64(threshold), chosen)
         parts += chosen[:count].tolist()
     assert parts == expected
+    marks, numbers = np.ones(n, np.int32), np.arange(first, first + n)
+    for ids in (or_empty(None, "int64"), numbers):
+        mark_rows(np.uint64(seed), np.uint64(threshold), ids, first, marks)
+        assert marks.tolist() == [0 if row in expected else -1 for row in numbers.tolist()]
+    mark_rows(np.uint64(seed), np.uint64(threshold), numbers[::-1].copy(), 0, marks)
+    assert (numbers[::-1][marks == 0][::-1]).tolist() == expected
 
 
 def test_rows_beyond_the_room_are_counted_not_written() -> None:

@@ -265,6 +265,9 @@ def _is_read(arrived: threading.Condition, happened: object) -> bool:
 
 # Growth.
 
+#: So many rows outside a sample that they are assigned to leaves after a tree is grown.
+GROWN = make_table([5, 30, 2, 2, 255], 14_000, missing=0.0)
+
 
 @pytest.fixture
 def two_threads() -> Iterator[TrainingRows]:
@@ -274,16 +277,16 @@ def two_threads() -> Iterator[TrainingRows]:
 
 
 def problem(iteration: int) -> Problem:
-    """Return trees of half of the rows, others in each iteration."""
+    """Return trees of a few of the rows, others in each iteration."""
     parameters = Parameters(max_leaf_nodes=8, min_samples_leaf=3)
-    return Problem(TABLE, parameters, 2, with_hessian=True, sample=Sample.of(0.5, 7, iteration))
+    return Problem(GROWN, parameters, 2, with_hessian=True, sample=Sample.of(0.3, 7, iteration))
 
 
 def grown_by(n_threads: int) -> TrainingRows:
     first = problem(1)
-    codes = TABLE.stored()
-    fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.zeros(N), "raw": np.zeros((1, N))}
-    spec = spec_of(TABLE.layout, max_leaves=8, n_channels=first.precision.n_channels)
+    n, codes = GROWN.n_rows, GROWN.stored()
+    fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.zeros(n), "raw": np.zeros((1, n))}
+    spec = spec_of(GROWN.layout, max_leaves=8, n_channels=first.precision.n_channels)
     rows = training_rows(rows_in_memory(fields, spec), n_threads, is_kept=lambda row_ids: row_ids < N_KEPT)
     assert rows.shard is not None and rows.shard.hessian is not None and first.hessian is not None
     rows.shard.gradient[:], rows.shard.hessian[:] = first.gradient, first.hessian
@@ -307,7 +310,7 @@ def grow_in_rounds(rows: TrainingRows, iteration: int) -> None:
 
         return run
 
-    order = GrowOrder((problem(iteration).task,), TABLE.layout, np.ones(len(TABLE.layout.n_bins), bool), N, 4)
+    order = GrowOrder((problem(iteration).task,), GROWN.layout, np.ones(len(GROWN.layout.n_bins), bool), GROWN.n_rows, 4)
     TreeRounds().grow(begin_round, order)
 
 
