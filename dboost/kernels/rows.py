@@ -14,13 +14,10 @@ apply earlier trees). `add_leaves` computes the exact sums by leaf at the end of
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dboost.kernels import any_order, inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
-from dboost.kernels.records import record
 from dboost.kernels.simd import span
 
 U = np.uint64
@@ -245,22 +242,6 @@ def select_rows(seed, first_row, n_rows, threshold, chosen):
 ROUTED_TOGETHER = 16_384
 
 
-@record
-class RoutingScratch(NamedTuple):
-    """Scratch of `add_tree`."""
-
-    records: np.ndarray  # uint64[2, n]: rows, sorted by the nodes of one level and of the next
-    begin: np.ndarray  # int64[n_nodes]
-    end: np.ndarray  # int64[n_nodes]
-    goes_left: np.ndarray  # uint8[n_codes]
-
-    @classmethod
-    def of(cls, n_rows: int, n_nodes: int) -> RoutingScratch:
-        """Return scratch for so many rows and nodes."""
-        begin, end = np.empty((2, n_nodes), np.int64)
-        return cls(np.empty((2, min(n_rows, ROUTED_TOGETHER)), U), begin, end, np.empty(1 << 16, np.uint8))
-
-
 @kernel
 def mark_rows(seed, threshold, ids, first_id, marks):
     """Set marks of rows: 0 where the hash of `select_rows` is below `threshold`, else -1.
@@ -284,7 +265,8 @@ def add_tree(columns, layout, nodes, sets, value, first, last, raw, scratch):
     Rows are moved from node to node, as they are while a tree grows: no processor can predict the path of a row.
 
     columns : `rows.shard.BinnedColumns`; nodes : `trees.fit_trees.TreeNodes`; sets : the nodes with categorical splits and
-    the codes that go left there, int32[n_sets] and uint8[n_sets, n_codes]; value : float64[n_leaves]; scratch : RoutingScratch.
+    the codes that go left there, int32[n_sets] and uint8[n_sets, n_codes]; value : float64[n_leaves]; scratch :
+    `trees.apply_trees.RoutingScratch`.
     """
     records, begin, end = scratch.records, scratch.begin, scratch.end
     goes_left, (set_nodes, left_codes) = scratch.goes_left, sets

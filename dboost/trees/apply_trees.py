@@ -22,7 +22,8 @@ from dboost.kernels.predict import (
     new_mask_splits,
     prepare_masks,
 )
-from dboost.kernels.rows import RoutingScratch, add_tree
+from dboost.kernels.records import record
+from dboost.kernels.rows import ROUTED_TOGETHER, add_tree
 from dboost.rows.shard import BinnedColumns
 from dboost.trees.fit_trees import FitTree
 
@@ -43,6 +44,22 @@ class ConsecutiveCodes(NamedTuple):
     def part(self, n: int) -> BinnedColumns:
         """Return those of the first n rows: views."""
         return self.codes.part(slice(self.first, self.first + n))
+
+
+@record
+class RoutingScratch(NamedTuple):
+    """Scratch of `kernels.rows.add_tree`."""
+
+    records: np.ndarray  # uint64[2, n]: rows, sorted by the nodes of one level and of the next
+    begin: np.ndarray  # int64[n_nodes]
+    end: np.ndarray  # int64[n_nodes]
+    goes_left: np.ndarray  # uint8[n_codes]
+
+    @classmethod
+    def of(cls, n_rows: int, n_nodes: int) -> RoutingScratch:
+        """Return scratch for so many rows and nodes."""
+        begin, end = np.empty((2, n_nodes), np.int64)
+        return cls(np.empty((2, min(n_rows, ROUTED_TOGETHER)), np.uint64), begin, end, np.empty(1 << 16, np.uint8))
 
 
 def add_grown_tree(

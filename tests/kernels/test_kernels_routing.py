@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.kernels.rows import RoutingScratch, add_tree
+from dboost.kernels.rows import add_tree
+from dboost.trees.apply_trees import RoutingScratch
 from dboost.trees.fit_trees import FitTree
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import CodedTable, tables
