@@ -44,9 +44,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import or_empty
+from dboost.kernels import kernel, or_empty
 from dboost.kernels.quantile_keys import FIRST_SHIFT, Buckets, find_buckets, select_keys
-from dboost.kernels.rows import sum_in_units
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
@@ -105,6 +104,26 @@ class ExactSum:
             return (float(self.coarse) + self.fine / FINE) / self.unit
         except OverflowError:
             return math.nan
+
+
+@kernel
+def sum_in_units(values: np.ndarray, times: np.ndarray, unit: float, fine: float, sums: np.ndarray) -> None:
+    """Sum numbers as integers: sums[0] is that of the numbers times `unit`, each rounded; sums[1] that of what the rounding
+    left times `fine`, each rounded; sums[2] the largest of the former. The sums are exact below 2**53.
+
+    values : float64[n]; times : float64[n], how often a number counts, empty for once; sums : float64[3], written.
+    """
+    coarse = rest = largest = 0.0
+    for i in range(values.size):
+        scaled = values[i] * unit
+        whole = np.rint(scaled)
+        left = np.rint((scaled - whole) * fine)
+        if times.size > 0:
+            whole, left = whole * times[i], left * times[i]
+        coarse += whole
+        rest += left
+        largest = abs(whole) if abs(whole) > largest else largest
+    sums[0], sums[1], sums[2] = coarse, rest, largest
 
 
 def _plus(a: int | float, b: int | float) -> int | float:

@@ -312,26 +312,6 @@ def sum_integers(values, n):
 
 
 @kernel
-def sum_in_units(values, times, unit, fine, sums):
-    """Sum numbers as integers: sums[0] is that of the numbers times `unit`, each rounded; sums[1] that of what the rounding
-    left times `fine`, each rounded; sums[2] the largest of the former. The sums are exact below 2**53.
-
-    values : float64[n]; times : float64[n], how often a number counts, empty for once; sums : float64[3], written.
-    """
-    coarse = rest = largest = 0.0
-    for i in range(values.size):
-        scaled = values[i] * unit
-        whole = np.rint(scaled)
-        left = np.rint((scaled - whole) * fine)
-        if times.size > 0:
-            whole, left = whole * times[i], left * times[i]
-        coarse += whole
-        rest += left
-        largest = abs(whole) if abs(whole) > largest else largest
-    sums[0], sums[1], sums[2] = coarse, rest, largest
-
-
-@kernel
 def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
     """Sum a value of each row by leaf, over rows first…last-1, or rows[first], …, rows[last-1].
 
