@@ -17,7 +17,6 @@ class. So they are the same for any partitioning.
 
 from __future__ import annotations
 
-import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +50,6 @@ class Search(NamedTuple):
 
 #: On the way to a fit on all rows, and in the fit whose iterations are kept.
 BEFORE_FIT, IN_FIT = Search(0.2, 25, 0.2), Search(0.05, 50, 0.1)
-_log = logging.getLogger("dboost")
 _OTHERWISE = "give the number of iterations and no early stopping, or an eval_set"
 
 
@@ -81,7 +79,7 @@ def with_auto_iterations(learning: Mapping[str, Any], search: Search, *, has_rul
         )
     rate, rounds, subsample = (learning.get(name) for name in ("learning_rate", "early_stopping_rounds", "subsample"))
     n_rates = len(rate) if isinstance(rate, Sequence) and not isinstance(rate, str) else MOST_ITERATIONS
-    if rate is None or (search is BEFORE_FIT and _is_number(rate) and rate < search.learning_rate):
+    if rate is None or (search is BEFORE_FIT and _is_number(rate) and 0 < rate < search.learning_rate):
         rate = search.learning_rate
     settings = {
         **learning,

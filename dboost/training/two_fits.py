@@ -125,7 +125,8 @@ def fit_twice(
 def _second_request(request: FitRequest, first: FitResult, max_iter: int, rate: float | None) -> FitRequest:
     """Return the request of a fit on all rows."""
     make_plan, parameters = request.make_validation_plan, replace(request.parameters, max_iter=max_iter)
-    parameters = replace(parameters, early_stopping_rounds=None, learning_rate=rate or parameters.learning_rate)
+    rate = parameters.learning_rate if rate is None else rate
+    parameters = replace(parameters, early_stopping_rounds=None, learning_rate=rate)
 
     def with_all_rows(*counts: Any) -> ValidationPlan:
         return ValidationPlan() if make_plan is None else ValidationPlan(make_plan(*counts).class_weight)
@@ -141,7 +142,7 @@ def _second_request(request: FitRequest, first: FitResult, max_iter: int, rate: 
 
 
 def _add_undefined(columns: Sequence[str], iteration: Iteration) -> None:
-    """Add to a record what callbacks expect in it, and nobody has evaluated; the history of the call does not have it."""
+    """Add NaN to the record of an iteration for metrics of the first fit, which callbacks may read. No history has it."""
     for column in columns:
         iteration.record.setdefault(column, math.nan)
 

@@ -141,7 +141,7 @@ def of_folds(eval_metric: Any) -> Fit:
         ("gain", "minimize", watching(Metric(gain, greater_is_better=False))),
         ("eval_my_roc_auc", "minimize", watching(Metric("my_roc_auc", gain, greater_is_better=False))),
         ("eval_roc_auc_score", "maximize", watching(roc_auc_score)),
-        ("eval_gain", None, watching(gain)),  # nobody said
+        ("eval_gain", None, watching(gain)),  # the direction is not known
         ("oob_accuracy", "maximize", watching(boosting="forest", loss="half_brier_score")),
         ("validation_score", "maximize", with_scorer),
         ("accuracy", "maximize", of_folds("accuracy")),

@@ -334,6 +334,10 @@ def test_a_row_is_held_out_where_a_class_has_two(counts: tuple[int, ...]) -> Non
     ("options", "message"),
     [
         ({"max_iter": "automatic"}, "max_iter='automatic' must be an integer"),
+        *(
+            ({"max_iter": "auto", "learning_rate": rate}, f"learning_rate={rate!r} must be")
+            for rate in (0, 0.0, -0.1, float("nan"), float("inf"), True)
+        ),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5 must be a part of the rows below 1, or a number of rows"),
         ({"validation_fraction": 0}, "validation_fraction=0 must be"),
         ({"validation_fraction": True}, "validation_fraction=True must be"),
