@@ -38,7 +38,7 @@ from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.files.path_text import path_text
 from dboost.files.spool import PrivateDirectory
-from dboost.input_data import TableInput, input_of
+from dboost.input_data import TableInput, input_of, warn_of_copies
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
 from dboost.prepared.dataset_files import preparing
 from dboost.prepared.dataset_settings import describe
@@ -239,6 +239,7 @@ def fit(
     )
     model = None if start_from is None else as_booster(start_from)
     if model is None:
+        warn_of_copies(source)
         warm_start = without_model(continue_bins, continue_steps)
     else:
         warm_start = WarmStart.continuation(model.ensemble, continue_bins, continue_steps)
@@ -422,6 +423,8 @@ def prepare(
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
     row_filter = None if filter is None else RowFilter(filter)
     table = TableInput(data, roles, **shaping, row_filter=row_filter, client=client, workers=workers)
+    if model is None:
+        warn_of_copies(table)
     request = FitRequest.of(
         with_seed({"max_bins": max_bins, "random_state": random_state}),
         n_threads=n_threads,

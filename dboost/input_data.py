@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
+from dboost.data.kinds.named_columns import copied_column
 from dboost.data.kinds.table_kinds import is_stream
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.stored_stream import columns_used, rereadable
 from dboost.data.tables.read_table import read_table
 from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.model.ensemble import Ensemble
 from dboost.prepared.dataset_files import is_prepared
 from dboost.prepared.dataset_rows import BinnedRows
@@ -78,6 +79,20 @@ def input_of(
     row_filter = None if filter is None else RowFilter(filter)
     all_roles = {"target": target, **roles}
     return TableInput(data, all_roles, features, categorical_features, row_filter, client=client, workers=workers)
+
+
+def warn_of_copies(table: TableInput | PreparedInput) -> None:
+    """Warn of columns that are features by default, and whose values a role has, too: ``fit(frame, frame["y"])``."""
+    if isinstance(table, PreparedInput) or table.features is not None or not hasattr(table.data, "columns"):
+        return
+    for role, values in table.roles.items():
+        name = copied_column(table.data, values)
+        if name is not None:
+            what = {"sample_weight": "weights", "offset": "offsets", "group": "groups"}.get(role, role)
+            warn(
+                f"the column {name!r} is a feature, though its values are given as {what}, too: leave it out of the data, or "
+                "give features=[…], the columns to use"
+            )
 
 
 @dataclass(frozen=True, eq=False)

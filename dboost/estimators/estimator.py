@@ -52,7 +52,7 @@ from dboost.estimators.fit_arguments import (
 from dboost.estimators.model_access import ModelAccess
 from dboost.estimators.sklearn_callbacks import CallbackSupportMixin, FitHooks, with_callbacks
 from dboost.estimators.validation import EarlyStoppingPolicy
-from dboost.input_data import input_of
+from dboost.input_data import input_of, warn_of_copies
 from dboost.params import (
     FOREST,
     FOREST_DEFAULTS,
@@ -269,6 +269,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         )
         if start.is_complete(request.parameters.max_iter):
             return self
+        if start.model is None:
+            warn_of_copies(source)
         stops = search is not None or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
         check_refit(settings["refit"], request, stops=stops)
         check_warm_start(settings)

@@ -12,8 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.exceptions import NotFittedError
 
@@ -106,6 +108,24 @@ OF_RESULTS = [
     ),
     (lambda: dboost.fit({"eta": 0.1}, X, Y), "give the parameters as keywords: dboost.fit\\(data, target"),
     (lambda: [*dboost.continue_on([X], Y, models()["Booster"])], "continue_on takes chunks and target .* such as start_from=…"),
+    *(
+        (exchanged, "the table comes first and the target second: .* they look exchanged")
+        for exchanged in (
+            lambda: DBoostRegressor().fit(Y, X),
+            lambda: DBoostRegressor().fit(Y.to_numpy(), X.to_numpy()),
+            lambda: DBoostClassifier().fit(Y > 0, X[["a"]]),
+            lambda: DBoostRegressor().fit(Y.tolist(), X),
+            lambda: DBoostRegressor().partial_fit(Y, X),
+            lambda: dboost.fit(Y, X),
+            lambda: dboost.fit(Y, X.to_numpy()),
+            lambda: dboost.fit(pl.from_pandas(Y), pl.from_pandas(X)),
+            lambda: dboost.cv(Y, X, folds=2),
+            lambda: dboost.prepare(Y, X),
+            lambda: dboost.fit(X, Y, eval_set=(Y, X)),
+            lambda: dboost.fit(da.from_array(Y.to_numpy()), da.from_array(X.to_numpy())),
+            lambda: models()["Booster"].refit_leaves(Y, X),
+        )
+    ),
     (lambda: models()["Booster"].truncate(1, 2), "truncate takes n_iterations by position"),
 ]
 

@@ -217,3 +217,44 @@ def test_losses_that_are_not_built_have_a_way_around(loss: str, sentence: str) -
     ):
         with pytest.raises(dboost.ParameterError, match=f"^loss='{loss}': .*{sentence}"):
             call()
+
+
+def copied(column: str, *, warns: bool = True, **rows: Any) -> Any:
+    return pytest.param(rows, f"'{column}' is a feature, though" if warns else None, id=f"{column}, {[*rows]}, {warns}")
+
+
+OWN, POLARS = {"data": FRAME, "target": "y"}, pl.from_pandas(FRAME)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        copied("y", data=FRAME, target=FRAME["y"]),
+        copied("y", data=FRAME, target=FRAME[["y"]]),
+        copied("y", data=POLARS, target=POLARS["y"]),
+        copied("pay", **OWN, sample_weight=FRAME["pay"]),
+        copied("pay", **OWN, offset=FRAME["pay"]),
+        copied("age", **OWN, group=FRAME["age"]),
+        copied("pay", **OWN, sample_weight=np.log1p(FRAME["pay"]), warns=False),
+        copied("pay", **OWN, sample_weight="pay", warns=False),
+        copied("pay", **OWN, sample_weight=FRAME["pay"], features=["age", "pay"], warns=False),
+        copied("y", data=FRAME.drop(columns="y"), target=FRAME["y"], warns=False),
+        copied("y", data=FRAME, target=FRAME["y"].rename("z"), warns=False),
+    ],
+)
+@pytest.mark.parametrize("call", ["fit", "prepare", "cv", "estimator"])
+def test_values_that_are_a_column_of_the_data_too(rows: dict[str, Any], message: str | None, call: str) -> None:
+    """They would be a feature: of a target the model would learn nothing else."""
+    options: dict[str, Any] = {"fit": {"max_iter": 1, "subsample": 0.5}, "prepare": {}, "cv": {"max_iter": 1, "folds": 2}}.get(
+        call, {}
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if call != "estimator":
+            getattr(dboost, call)(**rows, **options)
+        elif rows.keys() == {"data", "target"}:
+            dboost.DBoostRegressor(max_iter=1).fit(rows["data"], rows["target"])
+        else:  # its roles have no names
+            return
+    messages = [str(each.message) for each in caught if "is a feature, though" in str(each.message)]
+    assert len(messages) == (message is not None) and all(str(message) in text for text in messages)

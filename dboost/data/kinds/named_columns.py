@@ -73,6 +73,24 @@ def with_named_targets(target: Any, data: Any) -> Any:
     return target if None in names_of_targets else names_of_targets
 
 
+def copied_column(data: Any, values: Any) -> str | None:
+    """Return the name of the column of a pandas or polars frame that a Series, or a column of another frame, is a copy of: it
+    has the same name and values. None without such a column.
+    """
+    if is_a(data, "polars", "DataFrame"):
+        series = [values] if is_a(values, "polars", "Series") else values if is_a(values, "polars", "DataFrame") else []
+        return next((each.name for each in series if each.name in data.columns and data[each.name].equals(each)), None)
+    if not is_a(data, "pandas", "DataFrame"):
+        return None
+    series = [values] if is_a(values, "pandas", "Series") else []
+    if is_a(values, "pandas", "DataFrame"):
+        series = [values.iloc[:, k] for k in range(values.shape[1])]
+    for each in series:
+        if each.name is not None and sum(data.columns == each.name) == 1 and data[each.name].equals(each):
+            return text_of(each.name)
+    return None
+
+
 def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
     """Return parameters of learning with the names of columns in `monotonic_cst` and `interaction_cst`.
 

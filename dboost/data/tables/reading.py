@@ -51,10 +51,15 @@ class GivenTable:
         if not isinstance(self.data, np.ndarray):  # whose columns have no names
             target = with_named_targets(target, self.data)
         object.__setattr__(self, "roles", {**self.roles, "target": target})
-        shape: tuple[Any, ...] = getattr(target, "shape", ())
+        shape = _shape_of(target)
         if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
             raise InputTypeError(
                 f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"
+            )
+        if len(shape) == 2 and _has_one_dimension(self.data):
+            raise DataError(
+                "the table comes first and the target second: here the first has one dimension, and the second has the shape "
+                f"{shape}, so they look exchanged"
             )
         if hasattr(self.features, "__next__"):  # an iterator
             object.__setattr__(self, "features", list(self.features))
@@ -63,6 +68,18 @@ class GivenTable:
     def is_source(self) -> bool:
         """Whether rows are still to be read, by a cluster if there is one."""
         return is_source(self.data)
+
+
+def _has_one_dimension(data: Any) -> bool:
+    """Return whether data are a vector, of any library, or a list of numbers."""
+    if isinstance(data, list):
+        return bool(data) and not np.iterable(data[0])
+    return len(_shape_of(data)) == 1
+
+
+def _shape_of(values: Any) -> tuple[Any, ...]:
+    shape = getattr(values, "shape", None)  # of a task of Dask another task
+    return shape if isinstance(shape, tuple) else ()
 
 
 ReadAs = Literal["memory", "stream", "files", "dask"]
