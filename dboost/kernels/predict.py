@@ -121,6 +121,23 @@ class TraversalForest(NamedTuple):
     values: np.ndarray
 
 
+@kernel
+def clear_left_leaves(begin, end, keep, missing_left, first_code, codes, tables):
+    """Clear, for the codes that each of some categorical splits sends right, the bits of the leaves under its left child.
+
+    begin, end : int64[n_splits], the entries of the split's feature in `tables`, the last of which is for missing values;
+    keep : int64[n_splits], the bits that stay set; missing_left : bool[n_splits]; first_code : int64[n_splits + 1], where the
+    split's codes begin in `codes` (int32[...]): those that go left, ascending; tables : as in `QuickScorerForest`.
+    """
+    for k in range(begin.size):
+        at, last, kept = first_code[k], first_code[k + 1], U32(keep[k])
+        for entry in range(begin[k], end[k]):
+            if at < last and codes[at] == entry - begin[k]:
+                at += 1
+            elif entry < end[k] - 1 or not missing_left[k]:
+                tables[entry] &= kept
+
+
 TRAVERSAL_TREE = np.dtype([("root", np.int64), ("depth", np.int64), ("has_sets", np.int64), ("first_value", np.int64)])
 NODE_SET = np.dtype([("start", U32), ("word", U32)])
 

@@ -328,16 +328,23 @@ def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
 
 #: Sums of `sum_squares`: squares and Hessians, lanes (as of `quantile_keys.add_influence`), exponents of float32.
 SQUARES_SHAPE = (2, 4, 256)
+#: Its totals: an integer in words of 64 bits for each of the two. A square is below 2**572, and so is any sum of them.
+TOTALS_SHAPE = (2, 10)
 
 
 @kernel
-def sum_squares(gradient, hessian, repeat_count, sums):
-    """Add up squared gradients, and Hessians, by the exponents of the numbers: integers, so that any division gives the same.
+def sum_squares(gradient, hessian, repeat_count, sums, totals):
+    """Sum squared gradients, and Hessians, as integers, so that any division of the rows gives the same.
 
     gradient : float32[n] as int32 bits, which are rounded to 13 significant bits; hessian : likewise, not rounded, empty for 1
-    each; repeat_count : uint8[n], how often a row counts, empty for once; sums : int64[SQUARES_SHAPE], added to. They hold
-    2**29 rows, whatever the repeat counts.
+    each; repeat_count : uint8[n], how often a row counts, empty for once; sums : int64[SQUARES_SHAPE], scratch for the sums by
+    the exponents of the numbers, which hold 2**29 rows, whatever the repeat counts; totals : uint64[TOTALS_SHAPE], receives the
+    sums, lowest word first, in units of 2**-276 and 2**-149.
     """
+    for kind in range(SQUARES_SHAPE[0]):
+        for lane in range(SQUARES_SHAPE[1]):
+            for exponent in range(SQUARES_SHAPE[2]):
+                sums[kind, lane, exponent] = 0
     for i in range(gradient.size):
         times, lane = I(1), i & (SQUARES_SHAPE[1] - 1)
         if repeat_count.size > 0:
@@ -349,6 +356,29 @@ def sum_squares(gradient, hessian, repeat_count, sums):
         if hessian.size > 0:
             exponent, significand = _exponent_and_significand(hessian[i])
         sums[1, lane, exponent] += times * significand
+    for kind in range(TOTALS_SHAPE[0]):
+        for word in range(TOTALS_SHAPE[1]):
+            totals[kind, word] = 0
+        for exponent in range(SQUARES_SHAPE[2]):
+            number = sums[kind, 0, exponent] + sums[kind, 1, exponent] + sums[kind, 2, exponent] + sums[kind, 3, exponent]
+            if number != 0:
+                # Numbers below the normal ones, of exponent 0, have the unit of those of exponent 1.
+                above = I(exponent - 1) if exponent > 0 else I(0)
+                _add_shifted(U(number), above if kind == 1 else 2 * above, totals, kind)
+
+
+@internal
+def _add_shifted(number, shift, totals, row):
+    """Add number * 2**shift to the integer in a row of `totals` (see `sum_squares`)."""
+    word, bits = shift >> 6, U(shift & 63)
+    carry = number << bits
+    high = (number >> U(1)) >> (U(63) - bits)  # what does not fit the first word: no shift by 64 bits
+    while carry != 0 or high != 0:
+        before = totals[row, word]
+        after = before + carry
+        totals[row, word] = after
+        carry, high = high + U(after < before), U(0)
+        word += 1
 
 
 @inlined

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels.rows import SQUARES_SHAPE, sum_squares
+from dboost.kernels.rows import SQUARES_SHAPE, TOTALS_SHAPE, sum_squares
 
 
 class GradientNoise(NamedTuple):
@@ -35,15 +35,7 @@ def noise_of(gradient: np.ndarray, hessian: np.ndarray, repeat_count: np.ndarray
     gradient : float32[n]; hessian : float32[n], empty for 1 each; repeat_count : uint8[n], how often each row counts, empty for
     once.
     """
-    sums = np.zeros(SQUARES_SHAPE, np.int64)
-    sum_squares(gradient.view(np.int32), hessian.view(np.int32), repeat_count, sums)
-    squares, hessians = sums.sum(axis=1)
-    return GradientNoise(_total(squares, 2), _total(hessians, 1))
-
-
-def _total(by_exponent: np.ndarray, power: int) -> int:
-    """Return the sum of numbers, or of their squares (power 2), as an integer."""
-    (exponents,) = by_exponent.nonzero()
-    # Numbers below the normal ones, of exponent 0, have the unit of those of exponent 1.
-    numbers = zip(exponents.tolist(), by_exponent[exponents].tolist(), strict=True)
-    return sum([number << power * max(exponent - 1, 0) for exponent, number in numbers])
+    sums, totals = np.empty(SQUARES_SHAPE, np.int64), np.empty(TOTALS_SHAPE, np.dtype("<u8"))
+    sum_squares(gradient.view(np.int32), hessian.view(np.int32), repeat_count, sums, totals)
+    squares, hessians = totals
+    return GradientNoise(int.from_bytes(squares.tobytes(), "little"), int.from_bytes(hessians.tobytes(), "little"))

@@ -723,11 +723,11 @@ class _Forest:
             at = below[~self.is_leaf[below]]
         return depth
 
-    def left_codes(self, nodes: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the codes that each of some categorical splits sends left, without that of missing values."""
-        trees = self.tree[nodes]
-        for tree, at in zip(trees.tolist(), (nodes - self.first_node[trees]).tolist(), strict=True):
-            yield self._trees[tree].categories[at]
+    def left_codes(self, nodes: np.ndarray) -> list[np.ndarray]:
+        """Return the codes that each of some categorical splits sends left, without that of missing values."""
+        number = self.tree[nodes]
+        trees, places = number.tolist(), (nodes - self.first_node[number]).tolist()
+        return [self._trees[tree].categories[at] for tree, at in zip(trees, places, strict=True)]
 
 
 class _PageConditions:
@@ -798,15 +798,12 @@ def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) ->
     categorical = np.flatnonzero(~conditions.is_numeric)
     split = conditions.node[categorical]
     lookup = np.searchsorted(key, conditions.page[categorical] * width + forest.column_index[split] - forest.n_numeric)
-    first, last = starts[lookup], starts[lookup] + n_codes[lookup] - 1  # the code of missing values is the last one
-    keep_leaves, misses_go_right = conditions.keep[categorical].astype(np.uint32), ~forest.missing_left[split]
-    np.bitwise_and.at(table, last[misses_go_right], keep_leaves[misses_go_right])
-    bounds = zip(first.tolist(), last.tolist(), keep_leaves, strict=True)
-    for (begin, end, keep), codes in zip(bounds, forest.left_codes(split), strict=True):
-        part = table[begin:end]
-        left = part[codes]
-        part &= keep
-        part[codes] = left
+    codes = forest.left_codes(split)
+    first_code = np.cumsum([0, *map(len, codes)])
+    kernels.clear_left_leaves(
+        starts[lookup], starts[lookup] + n_codes[lookup], conditions.keep[categorical], forest.missing_left[split], first_code,
+        np.concatenate([np.empty(0, np.int32), *codes]), table,
+    )  # fmt: skip
 
     trees = np.empty(len(forest.n_leaves), kernels.QUICKSCORER_TREE)
     trees["first_page"], trees["last_page"] = conditions.first_page, conditions.first_page + conditions.n_pages

@@ -450,7 +450,8 @@ class Shard:
 
     def with_noise(self, stats: GradientStats, first: int, last: int) -> GradientStats:
         """Return the statistics of a pass over rows first…last-1 with what the noise of each tree's gradients follows from."""
-        return replace(stats, noise=tuple(self._noise(tree, first, last) for tree in range(self.spec.trees_per_iteration)))
+        noise = tuple([self._noise(tree, first, last) for tree in range(self.spec.trees_per_iteration)])
+        return stats.with_noise(noise)
 
     def _noise(self, tree: int, first: int, last: int) -> GradientNoise:
         """Return what the noise of a tree's gradients follows from, of all rows, also those that a sample leaves out."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any
 
-import numpy as np
-
 from dboost.display import as_read
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.exact import EXACT_SUM, FINE
@@ -170,8 +168,9 @@ class Scores:
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
-        largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
-        if not all(math.isfinite(value) for values in largest for value in np.ravel(values).tolist()):
+        largest = [*stats.max_gradient.tolist(), *stats.max_hessian.tolist()]
+        largest += [] if stats.max_split is None else stats.max_split.tolist()
+        if not all(map(math.isfinite, largest)):
             if iteration == self._plan.warm_start.n_earlier:
                 raise DBoostError(f"the {self._plan.stats.too_large} are so large that gradients are infinite; scale them down")
             raise diverged(iteration)

@@ -30,6 +30,8 @@ from dboost.trees.tree_task import (
 
 #: Trees are finished together until they have this many nodes.
 _NODES_TOGETHER = 1 << 16
+#: Codes of categorical splits that are unpacked together: a set may have thousands.
+_CODES_TOGETHER = 1 << 20
 
 
 def finished_trees(trees: Sequence[GrownTree], binning: Binning, parameters: Parameters, loss: BaseLoss) -> list[Tree]:
@@ -99,11 +101,10 @@ class _Nodes:
             "value": value,
         }
         ordered = {name: values[order] for name, values in columns.items()}
-        bounds = zip(self.start[:-1].tolist(), self.start[1:].tolist(), strict=True)
         return [
             # Copies: a part of the trees must not keep the arrays of all.
             Tree(categories=categories, **{name: values[first:last].copy() for name, values in ordered.items()})
-            for (first, last), categories in zip(bounds, self._categories(binning), strict=True)
+            for (first, last), categories in zip(self._bounds, self._categories(binning), strict=True)
         ]
 
     def _thresholds(self, binning: Binning) -> np.ndarray:
@@ -119,20 +120,29 @@ class _Nodes:
             threshold[nodes] = np.concatenate(edges)[np.minimum(first[row] + self.split_bin[nodes], last[row])]
         return threshold
 
-    def _categories(self, binning: Binning) -> Iterator[tuple[np.ndarray | None, ...]]:
-        """Yield the categories that go left, in depth-first order, of each tree."""
-        n_bins = binning.n_bins
-        for tree, first in zip(self.trees, self.start.tolist(), strict=False):
-            categories: list[np.ndarray | None] = [None] * tree.n_nodes
-            if len(tree.sets.nodes):
-                nodes = first + tree.sets.nodes
-                rows, codes = tree.sets.goes_left().nonzero()
-                is_level = codes < n_bins[self.feature[nodes]][rows]
-                levels = codes[is_level].astype(np.int32)
-                ends = np.bincount(rows[is_level], minlength=len(nodes)).cumsum().tolist()
-                for position, begin, end in zip(self.position[nodes].tolist(), [0, *ends], ends, strict=False):
-                    categories[position] = levels[begin:end]
-            yield tuple(categories)
+    def _categories(self, binning: Binning) -> list[tuple[np.ndarray | None, ...]]:
+        """Return the categories that go left, in depth-first order, of each tree."""
+        of_nodes: list[np.ndarray | None] = [None] * len(self.child)
+        n_sets, n_codes = [len(tree.sets.nodes) for tree in self.trees], self.trees[0].sets.n_codes
+        first_node = np.repeat(self.start[:-1], n_sets)
+        nodes = first_node + np.concatenate([tree.sets.nodes for tree in self.trees])
+        places = (first_node + self.position[nodes]).tolist()
+        bits, n_levels = np.concatenate([tree.sets.bits for tree in self.trees]), binning.n_bins[self.feature[nodes]]
+        n_together = max(_CODES_TOGETHER // n_codes, 1)
+        for first in range(0, len(nodes), n_together):
+            together = slice(first, first + n_together)
+            rows, codes = np.unpackbits(bits[together], axis=1, count=n_codes).nonzero()
+            is_level = codes < n_levels[together][rows]
+            levels = codes[is_level].astype(np.int32)
+            ends = np.bincount(rows[is_level], minlength=len(bits[together])).cumsum().tolist()
+            for place, begin, end in zip(places[together], [0, *ends], ends, strict=False):
+                of_nodes[place] = levels[begin:end].copy()
+        return [tuple(of_nodes[first:last]) for first, last in self._bounds]
+
+    @property
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        """The first node of each tree, and its last one + 1."""
+        return zip(self.start[:-1].tolist(), self.start[1:].tolist(), strict=True)
 
     def _sums_and_values(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the cover, values and gains of all nodes: float64[n_nodes], values of several outputs [n_nodes, n_outputs]."""
