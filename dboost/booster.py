@@ -49,7 +49,7 @@ from dboost.params import (
     accepts_names_of_trees,
     serves_peer_names,
 )
-from dboost.params.peer_names import AnswersGuesses, unknown_attribute
+from dboost.params.peer_names import AnswersGuesses, refused_attribute_of_model, unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_source_name
@@ -77,6 +77,9 @@ else:  # imported at the first access: training and predicting need none of them
     (page,) = late("dboost.inspection.report", "page")
     export, to_onnx, to_treelite, to_xgboost = late("dboost.interop", "export to_onnx to_treelite to_xgboost")
     lightgbm_import, xgboost_import = late("dboost.interop", "from_lightgbm from_xgboost")
+
+#: The names of the parameters of learning.
+_LEARNING = frozenset(field.name for field in fields(Parameters))
 
 Range = tuple[int, int]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -767,7 +770,14 @@ class Booster(metaclass=AnswersGuesses):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name, learning=[field.name for field in fields(Parameters)])
+            raise unknown_attribute(self, name, learning=_LEARNING)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse attributes that would seem to change the model."""
+            error = refused_attribute_of_model(name, _LEARNING)
+            if error is not None:
+                raise error
+            super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         by = self._notes.get("ended_by", "max_iter")

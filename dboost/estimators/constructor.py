@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -144,6 +144,8 @@ OWN = {
     ),
 }
 
+#: Modules of base classes that are not the user's.
+_LIBRARIES = ("dboost.", "sklearn.")
 #: Keywords of `dboost.fit` that belong to the rows of one fit.
 _OF_ROWS = (*ROLES, "eval_set", "filter")
 
@@ -171,6 +173,30 @@ def constructor(function: Function) -> Function:
     *first, _ = signature.parameters.values()
     function.__signature__ = signature.replace(parameters=[*first, *_keywords()])  # type: ignore[attr-defined]
     return function
+
+
+@lru_cache(maxsize=64)
+def parameters_of(cls: type) -> frozenset[str]:
+    """Return the arguments of the constructors of a class and its base classes."""
+    constructors = (vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base))
+    return frozenset(name for function in constructors for name in [*inspect.signature(function).parameters][1:])
+
+
+def is_own_name(cls: type, name: str) -> bool:
+    """Return whether a class has an attribute of a name, or declares it, or a class of a user mentions it in a method."""
+    return any(
+        name in vars(base)
+        or name in inspect.get_annotations(base)
+        or (not base.__module__.startswith(_LIBRARIES) and name in _names_in_methods(base))
+        for base in cls.__mro__[:-1]
+    )
+
+
+def _names_in_methods(cls: type) -> Iterator[str]:
+    """Yield the names of attributes and variables that the methods of a class use."""
+    for member in vars(cls).values():
+        function: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        yield from getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
 
 
 def documented(estimator: Class) -> Class:

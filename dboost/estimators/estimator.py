@@ -13,7 +13,7 @@ import numbers
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -37,6 +37,8 @@ from dboost.estimators.constructor import (
     check_settings,
     constructor,
     is_count,
+    is_own_name,
+    parameters_of,
 )
 from dboost.estimators.fit_arguments import (
     as_targets,
@@ -62,7 +64,7 @@ from dboost.params import (
     canonical,
     serves_peer_names,
 )
-from dboost.params.peer_names import with_our_names
+from dboost.params.peer_names import refused_attribute, with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.tracebacks import short_tracebacks
@@ -147,6 +149,18 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         bound.apply_defaults()
         for name, value in list(bound.arguments.items())[1:]:  # without self
             setattr(self, name, value)
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse a new attribute that is meant as a parameter, but is none."""
+            cls = type(self)
+            is_new = name not in parameters_of(cls) and name not in self.__dict__
+            if is_new and not (name.startswith("_") or name.endswith("_") or is_own_name(cls, name)):
+                error = refused_attribute(name, parameters_of(cls))
+                if error is not None:
+                    raise error
+            super().__setattr__(name, value)
 
     def set_params(self, **params: Any) -> Any:
         """Set arguments of the constructor; raise a ValueError for unknown ones."""

@@ -167,6 +167,7 @@ _FEATURES_OF_NODES = "features are sampled for every node, see max_features"
 _CLASS_WEIGHT = "give class_weight of DBoostClassifier, such as {0: 1, 1: 4} or 'balanced', or sample_weight"
 _CPU = "dboost trains on CPUs: leave it out"
 _HISTOGRAMS = "dboost always uses histograms of binned values: leave it out"
+_OF_FIT = "it is an argument of fit"
 _WORKERS = "the workers of a Dask cluster train, see client and workers"
 _PROGRESS = "give progress=True or False"
 _EVAL = "give eval_set: (X, y), (X, y, weight), or a dict of these by name"
@@ -304,12 +305,21 @@ PLACES = _by_name(
     {
         "it is an argument of dboost.cv": "folds groups time repeats",
         "it is an argument of dboost.prepare": "path publish",
-        "it is an argument of fit": "eval_set sample_weight offset",
+        _OF_FIT: "eval_set sample_weight offset",
         "dboost.fit and dboost.prepare take groups, and fit takes their data set": "group",
         "give the rows to fit": "data",
         "give the target to fit": "target",
     }
 )
+#: Names in `HINTS` that are also those of notes on a model, such as ``model.feature_names = columns``.
+_NOTES = _by_name({
+    "": "baseline class_names classes_count config cv eval_names evals_result feature_name feature_names init monitor nodes "
+        "num_class num_classes param parameters params plot position predictor query ref reference task test test_data train "
+        "train_data tree valid valid_data validation_data",
+})  # fmt: skip
+#: How similar a new attribute of an estimator is to the name of a parameter that it is taken for. Keywords are taken for less
+#: similar ones: these are always meant as parameters.
+_SIMILAR_ATTRIBUTE = 0.88
 #: The same, of the functions that predict.
 PREDICTION_HINTS = _by_name({
     "call apply(X)": "pred_leaf predict_leaf_index leaf_index is_predict_leaf_index",
@@ -450,6 +460,9 @@ ATTRIBUTES = _by_name({
         "get_params params get_all_params attributes save_config parameters parameters_ config",
     "call get_params() of an estimator": "get_xgb_params",
 })  # fmt: skip
+
+#: Attributes that users of XGBoost set.
+_SET_IN_XGBOOST = {"best_ntree_limit", "best_score", "feature_names", "feature_types"}
 
 
 #: What to use in place of functions and classes of other libraries; `ATTRIBUTES` has methods of models.
@@ -688,6 +701,35 @@ def unknown_attribute(
         if near:
             return AttributeError(f"{message}; did you mean {near[0]}?")  # with the name, Python would ask the same
     return AttributeError(message, name=name, obj=owner)
+
+
+def refused_attribute(name: str, known: Collection[str]) -> ParameterError | None:
+    """Return the error for a new attribute that is meant as a parameter of an estimator; None for other attributes.
+
+    known : the parameters of the estimator.
+    """
+    ours = ALIASES.get(name, name)
+    if ours in known:
+        return ParameterError(f"{name!r} has no effect as an attribute: set {ours}, or call set_params({name}=…)")
+    is_foreign = (name in HINTS and name not in _NOTES) or PLACES.get(ours) == _OF_FIT
+    names = [*known, *(alias for alias, name_of_ours in ALIASES.items() if name_of_ours in known)]
+    if is_foreign or difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR_ATTRIBUTE):
+        return ParameterError(f"unknown parameter {name!r}{explanation(name, known)}")
+    return None
+
+
+def refused_attribute_of_model(name: str, learning: Collection[str]) -> ParameterError | None:
+    """Return the error for a new attribute of a model that would seem to change it; None for other attributes.
+
+    learning : the names of the parameters of learning.
+    """
+    if name in _SET_IN_XGBOOST:
+        instead = ATTRIBUTES[name]
+    elif (ours := ALIASES.get(name, name)) in learning:
+        instead = f"call dboost.fit(data, target, {ours}=…)"
+    else:
+        return None
+    return ParameterError(f"{name!r} has no effect as an attribute, because models do not change: {instead}")
 
 
 class AnswersGuesses(type):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import pickle
 import re
 import shlex
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import dboost
@@ -96,6 +99,20 @@ OF_RESULTS = [
     ),
     (lambda: models()["regressor"].n_estimators, "it is called max_iter"),
     (lambda: DBoostClassifier().eta, "it is called learning_rate"),
+    *(
+        (lambda name=name, owner=owner: setattr(owner(), name, 5), words)
+        for owner, name, words in (
+            (DBoostRegressor, "n_estimators", "'n_estimators' has no effect as an attribute: set max_iter"),
+            (lambda: models()["classifier"], "num_leaves", "set max_leaf_nodes, or call set_params\\(num_leaves=…\\)"),
+            (DBoostRegressor, "learning_rte", "did you mean learning_rate"),
+            (DBoostClassifier, "scale_pos_weight", "give class_weight"),
+            (DBoostRegressor, "weight", "sample_weight is an argument of fit"),
+            (type("Subclass", (DBoostRegressor,), {}), "eta", "set learning_rate"),
+            (lambda: models()["Booster"], "eta", "models do not change: call dboost.fit\\(data, target, learning_rate=…\\)"),
+            (lambda: models()["Booster"], "max_features", "models do not change"),
+            (lambda: models()["Booster"], "feature_names", "see feature_names_in_"),
+        )
+    ),
     (lambda: models()["Booster"].eta, "see sources\\[-1\\]\\['parameters'\\]\\['learning_rate'\\]"),
     (lambda: models()["Booster"].max_depth, "see sources"),
     (lambda: DBoostRegressor(20).fit(X, Y), "loss=20 .*; for a number of iterations give max_iter=20"),
@@ -141,6 +158,28 @@ def test_guesses_of_results_and_keywords(call: Callable[[], Any], words: str) ->
     with pytest.raises((dboost.DBoostError, AttributeError, ValueError), match=words) as caught:
         call()
     assert len(frames_of_dboost(caught.value)) <= 2
+
+
+class WithOwnNames(DBoostRegressor):
+    """Has attributes that are names of parameters in other libraries."""
+
+    eta = 1
+    rounds: int
+
+    def fit(self, X: Any, y: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        self.num_leaves = self.rounds = 2
+        return super().fit(X, y, *arguments, **keywords)
+
+
+def test_attributes_that_are_no_parameters_can_be_set() -> None:
+    estimator = WithOwnNames(**SMALL).fit(X, Y)
+    estimator.eta = estimator.num_leaves = estimator.max_iter = 3
+    estimator.feature_names = estimator.threshold_ = estimator._note = estimator.target = "x"  # type: ignore[attr-defined]
+    for same in (copy.copy(estimator), pickle.loads(pickle.dumps(estimator)), clone(estimator).set_params(max_iter=3)):
+        assert same.max_iter == 3 and same.get_params() == estimator.get_params()
+    assert vars(copy.deepcopy(estimator)).keys() == vars(estimator).keys()
+    booster = copy.copy(models()["Booster"])
+    booster.note = booster.metrics = "x"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
