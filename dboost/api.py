@@ -47,6 +47,7 @@ from dboost.session.memory import Budget
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
 from dboost.tracebacks import short_traceback
 from dboost.training.auto_iterations import BEFORE_FIT, RATE, search_of, validation_plan_maker, with_auto_iterations
+from dboost.training.bag import check_bag
 from dboost.training.callbacks import Callback
 from dboost.training.request import FitRequest, check_group, checked_callbacks
 from dboost.training.two_fits import check_refit, fit_twice
@@ -70,6 +71,7 @@ def fit(
     early_stopping: EarlyStopping | None = None,
     validation_fraction: float | None = None,
     refit: bool | None = None,
+    bag: int = 1,
     client: Client | None = None,
     workers: WorkersLike | None = None,
     n_threads: int | None = None,
@@ -134,6 +136,10 @@ def fit(
         Train once more at the end, on all rows, with as many iterations as early stopping has kept. The history and
         `Booster.best_iteration` are those of the fit that held rows out. Default: with ``max_iter="auto"`` where the Notes say
         so; False is one fit.
+    bag : int, default 1
+        With ``max_iter="auto"`` or `refit`: number of fits on all rows with different seeds, whose raw scores are averaged. A
+        `subsample` or `max_features` below 1 makes them differ. They are one model, whose iterations are those of all fits in
+        turn.
     client : distributed.Client, optional
         Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
         one, else this process.
@@ -276,9 +282,17 @@ def fit(
         warn("eval_metric has no effect without an eval_set")
     if refit is not None and refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
-    if refit or search is BEFORE_FIT:
-        searches, share = search is BEFORE_FIT, validation_fraction or 0.0
-        fitted = fit_twice(source, request, rate=(RATE if rate is None else rate) if searches else None, fraction=share)
+    searches = search is BEFORE_FIT
+    if bag is True or bag != 1:
+        check_bag(bag, request, has_second_fit=bool(refit) or searches)
+    if refit or searches:
+        fitted = fit_twice(
+            source,
+            request,
+            rate=(RATE if rate is None else rate) if searches else None,
+            fraction=validation_fraction or 0.0,
+            bag=bag,
+        )
     else:
         fitted = source.fit(request)
     return trained(fitted, request.parameters, model, source.data)

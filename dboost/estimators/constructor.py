@@ -37,6 +37,7 @@ class EstimatorParameters(TreeParameters, total=False):
     categorical_features: Any
     eval_metric: Any
     refit: bool | None
+    bag: int
     client: Any
     workers: Any
     n_jobs: int | None
@@ -227,7 +228,7 @@ accepts_names_of_targets = partial(accepts_peer_names, aliases=MODEL_ALIASES, hi
 
 _RUNNING = """\
     features, categorical_features, eval_metric, client, workers, callbacks, progress, memory_limit, time_limit, source_name, \
-refit, continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
+refit, bag, continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
         As in `dboost.fit`; the default of `progress` follows `verbose`.
     start_from : Booster, path or URL, optional
         As in `dboost.fit`; not with `warm_start`. Alias: `init_model`."""

@@ -77,6 +77,7 @@ from dboost.training.auto_iterations import (
     search_of,
     with_auto_iterations,
 )
+from dboost.training.bag import check_bag
 from dboost.training.callbacks import Callback
 from dboost.training.fit import FitResult
 from dboost.training.request import FitRequest
@@ -287,6 +288,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             warn_of_copies(source)
         stops = search is not None or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
         check_refit(settings["refit"], request, stops=stops)
+        check_bag(settings["bag"], request, has_second_fit=bool(settings["refit"]) or search is BEFORE_FIT)
         check_warm_start(settings)
         check_lengths(X, y, sample_weight)
         self._set_features(X)
@@ -297,6 +299,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
                 request,
                 rate=None if search is not BEFORE_FIT else RATE if given is None else given,
                 fraction=policy.fraction or 0.0,
+                bag=settings["bag"],
                 first_callbacks=hooks,
                 stops=lambda: policy.stops,
             )

@@ -329,8 +329,9 @@ def with_rates(source: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]
 
 
 def _usual_rate(source: dict[str, Any]) -> Any:
-    """Return the learning rate in a source's parameters, after shrinkage; None of trees whose parameters are not known."""
-    return (source.get("parameters", {}) | source.get("steps", {})).get("learning_rate")
+    """Return the rate of a source's trees by its parameters, after shrinkage; None of trees whose parameters are not known."""
+    rate = (source.get("parameters", {}) | source.get("steps", {})).get("learning_rate")
+    return rate / source["bag"] if "bag" in source else rate
 
 
 def without_scores(source: dict[str, Any]) -> dict[str, Any]:

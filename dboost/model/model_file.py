@@ -434,6 +434,7 @@ _SOURCE: Shape = {
     "steps?": _PARAMETERS,
     "learning_rates?": [float],  # of the iterations, if they differ
     "search?": _SEARCH,
+    "bag?": int,  # number of fits that are averaged
     "refreshed?": [{OTHERS: PLAIN}],
     "summary?": {OTHERS: PLAIN},  # see `Summary`
     OTHERS: PLAIN,

@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
 
 #: Purposes of hashes: each has its own sequence of random numbers.
-_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH, DIRECTIONS = 1, 2, 3, 4, 5, 6, 7
+_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH, DIRECTIONS, MEMBERS = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 def derive_seed(*numbers: int) -> int:

@@ -74,6 +74,7 @@ class FitResult:
     ended_by: str | None = None  # why the last iteration was the last
     n_rows: int = 0  # that were trained on
     lost_workers: list[dict[str, Any]] = field(default_factory=list)  # see `cluster.client.connection.Connection.losses`
+    reference: ReferenceSample | None = None  # of the rows that were trained on
 
 
 class FitObserver(Protocol):
@@ -460,7 +461,18 @@ def result_of(loop: BoostingLoop, no_split: str | None, clock: Clock) -> FitResu
     model_file.check(model, n_known=0 if continued_model is None else len(continued_model.trees))
     if no_split is not None and fold is None:  # `folds.fit_folds` warns once for all folds
         warn(no_split)
-    return FitResult(model, history, loop.before, stopping, whole, clock.seconds, no_split, loop.ended_by, plan.n_rows)
+    return FitResult(
+        model,
+        history,
+        loop.before,
+        stopping,
+        whole,
+        clock.seconds,
+        no_split,
+        loop.ended_by,
+        plan.n_rows,
+        reference=plan.reference,
+    )
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

@@ -27,7 +27,7 @@ from dboost.exact import unit_for
 from dboost.losses import Loss
 from dboost.losses.gradient_stats import GradientStats
 from dboost.model import model_file
-from dboost.model.ensemble import Ensemble, Tree, without_search
+from dboost.model.ensemble import Ensemble, Tree, rates_of, without_search
 from dboost.params import Parameters, make_parameters
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
@@ -184,10 +184,9 @@ def parameters_of(model: Ensemble, custom_loss: Loss | Sequence[Loss] | None) ->
     of_iterations = []
     for source in model.sources:
         parameters = _parameters_of(model, source, custom_loss)
-        if "learning_rates" in source:
-            of_iterations += [replace(parameters, learning_rate=rate) for rate in source["learning_rates"]]
-        else:
-            of_iterations += [parameters] * (source["last_iteration"] + 1 - source["first_iteration"])
+        rates = rates_of(source)
+        by_rate = {rate: parameters if rate is None else replace(parameters, learning_rate=rate) for rate in set(rates)}
+        of_iterations += [by_rate[rate] for rate in rates]
     if not model.trees or len(of_iterations) != model.n_iterations:
         raise ParameterError("refit_leaves: the model has no trees, or does not tell how they were grown")
     return of_iterations

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from dboost.display import counted, number
 from dboost.errors import ParameterError
 from dboost.training.auto_iterations import MOST_ITERATIONS
+from dboost.training.bag import Fit, fit_bag
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.fit import FitResult, Watch
 from dboost.training.progress import BOOSTING, SEARCHING
@@ -53,10 +54,6 @@ def check_refit(refit: Any, request: FitRequest, *, stops: bool) -> None:
             raise ParameterError(f"refit=True does not go together with {name}: leave one of them out")
 
 
-#: Trains on the rows of a call.
-Fit = Callable[[FitRequest], FitResult]
-
-
 class Rows(Protocol):
     """The rows of a call (`input_data`)."""
 
@@ -70,6 +67,7 @@ def fit_twice(
     *,
     rate: float | None = None,
     fraction: float = 0.0,
+    bag: int = 1,
     first_callbacks: Sequence[Callback] = (),
     stops: Callable[[], bool] = lambda: True,
 ) -> FitResult:
@@ -88,6 +86,8 @@ def fit_twice(
         its number of iterations.
     fraction : float or int, default 0
         Share or number of the rows that the first fit does not train on.
+    bag : int, default 1
+        Number of fits on all rows, which are averaged.
     first_callbacks : sequence of callable
         Called in the first fit only.
     stops : callable
@@ -110,10 +110,11 @@ def fit_twice(
                 max_iter = max(round(n * request.parameters.learning_rate / rate / ratio), 1)
                 max_iter = min(max_iter, MOST_ITERATIONS)
             repeated = _second_request(request, first, max_iter, rate)
-            message = f"the search has kept {counted(n, 'iteration')}: training {max_iter:,} with all rows"
+            times = "" if bag == 1 else f", {bag} times"
+            message = f"the search has kept {counted(n, 'iteration')}: training {max_iter:,} with all rows{times}"
             _log.info(message)
             progress.write(message)
-            second = fit(replace(repeated, watch=watch, progress=progress.part(BOOSTING)))
+            second = fit_bag(lambda each: fit(replace(each, watch=watch, progress=progress.part(BOOSTING))), repeated, bag)
             watch.result = result = _of_both(request, first, second, n)
             result.timings["load"] += seconds
             return result
@@ -191,6 +192,7 @@ def _ended_by(first: FitResult, second: FitResult, search: Mapping[str, Any]) ->
     if search["rows"] is not None and source["rows"] > search["rows"]:
         held_out = f" with {source['rows'] - search['rows']:,} of {counted(source['rows'], 'row')} held out"
     stopped = "" if second.ended_by == "max_iter" else f", ended by {second.ended_by}"
-    return (
-        f"{first.ended_by}{rates}{held_out}; then {counted(source['last_iteration'], 'iteration')}{now} with all rows{stopped}"
-    )
+    n, fits = source["last_iteration"], ""
+    if "bag" in source:
+        fits = f", the mean of {source['bag']} fits"
+    return f"{first.ended_by}{rates}{held_out}; then {counted(n, 'iteration')}{now} with all rows{fits}{stopped}"

@@ -200,6 +200,7 @@ CASES |= {
         ("several targets", ["y", "tails"], {"multi_strategy": "multi_output_tree", "sample_weight": "w"}),
         ("proposal tree", "y", {"split_proposal": "tree", "max_bins": 12}),
         ("proposal exact", "late", {"split_proposal": "exact", "refit": True}),
+        ("bag", "grade", {"bag": 3, "sample_weight": "w"}),
     )
 }
 CASES["auto, one fit"] = Fixed("grade", _AUTO | {"refit": False, "sample_weight": "w"})

@@ -16,6 +16,8 @@ import pytest
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli.arguments import parse
+from dboost.model.ensemble import rates_of
+from dboost.rows.row_sample import MEMBERS, derive_seed
 from dboost.training.auto_iterations import RATE
 
 N = 1500
@@ -348,6 +350,11 @@ def test_a_row_is_held_out_where_a_class_has_two(counts: tuple[int, ...]) -> Non
         ({"refit": True, "max_iter": "auto", "checkpoint": "never made"}, "does not go together with checkpoint"),
         ({"refit": True, "max_iter": "auto", "arcbites": True}, "does not go together with arcbites"),
         ({"max_iter": "auto", "early_stopping": dboost.EarlyStopping(3), "early_stopping_rounds": 2}, "two rules to stop by"),
+        *(({"max_iter": "auto", "bag": bag}, f"bag={bag!r} must be a number of fits") for bag in (0, -1, True, 1.5, None)),
+        ({"bag": 2}, "bag=2 averages fits of all rows, after a search"),
+        ({"bag": 2, "max_iter": "auto", "refit": False}, "bag=2 averages fits of all rows, after a search"),
+        ({"bag": 2, "max_iter": "auto", "subsample": 1}, "bag=2 would average equal fits"),
+        ({"bag": 2, "boosting": "forest"}, "a forest averages its trees already"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -371,12 +378,69 @@ def test_a_checkpoint_of_other_held_out_rows_is_refused(frame: pd.DataFrame, tmp
         ({"max_iter": "auto", "early_stopping": False}, "stops early: leave early_stopping=False out"),
         ({"max_iter": "auto", "validation_fraction": None}, "needs validation rows"),
         ({"max_iter": "auto", "refit": True, "warm_start": True}, "does not go together with warm_start"),
+        ({"max_iter": "auto", "bag": 2, "warm_start": True}, "bag=2 averages fits of all rows, after a search"),
         ({"early_stopping": False, "refit": True}, "refit=True needs early stopping"),
     ],
 )
 def test_estimators_refuse_what_makes_no_sense(frame: pd.DataFrame, options: dict[str, Any], message: str) -> None:
     with pytest.raises(dboost.errors.ParameterError, match=message):
         DBoostRegressor(**options).fit(frame[list("abcd")], frame["y"])
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("y", {}),
+        ("kind", {"keep_summary": False}),
+        ("y", {"refit": True, "max_iter": 12, "validation_fraction": 0.3, "early_stopping_rounds": 3, "max_features": 0.5}),
+        ("y", {"loss": "normal"}),
+    ],
+)
+def test_a_bag_is_one_model_with_the_mean_of_the_raw_scores_of_its_fits(
+    frame: pd.DataFrame, target: str, options: dict[str, Any], tmp_path: Any
+) -> None:
+    how = {"max_iter": "auto", "early_stopping_rounds": 3} | options
+    bag, single = fit(frame, target, bag=3, **how), fit(frame, target, **how)
+    pd.testing.assert_frame_equal(bag.history.drop(columns="seconds"), single.history.drop(columns="seconds"))
+    m, of_all = single.n_iter_, single.sources[0]["parameters"]
+    assert bag.n_iter_ == 3 * m
+    names = "learning_rate", "subsample", "max_features"
+    learning = {name: of_all[name] for name in names} | {"loss": of_all["loss"]}
+    seeds = [0] + [derive_seed(0, MEMBERS, number) >> 1 for number in (1, 2)]
+    members = [fit(frame, target, max_iter=m, random_state=seed, **learning) for seed in seeds]
+
+    def raw(booster: dboost.Booster) -> np.ndarray:
+        return np.asarray(booster.predict(frame, raw_score=True))
+
+    assert np.ptp([raw(member) for member in members], axis=0).max() > 0.01
+    np.testing.assert_allclose(raw(bag), np.mean([raw(member) for member in members], axis=0), atol=1e-12)
+    start = np.mean([raw(member.truncate(m // 2)) for member in members], axis=0)
+    np.testing.assert_allclose(raw(bag.truncate(m // 2 * 3)), start, atol=1e-12)
+    bag.save(tmp_path / "bag.json")
+    assert dboost.load(tmp_path / "bag.json") == bag
+    source = bag.sources[0]
+    assert source["bag"] == 3
+    assert source["parameters"]["random_state"] == 0
+    assert "the mean of 3 fits" in bag.history.attrs["ended_by"]
+    if bag.ensemble.sources[0].get("summary"):
+        assert bag.drift(frame)["psi"].max() < 0.02  # the scores of the summary are those of the bag
+    else:
+        assert options == {"keep_summary": False}
+
+
+def test_the_rate_of_a_bag_follows_its_fits(frame: pd.DataFrame) -> None:
+    """A fit that continues it, and a leaf refit, treat it as boosted with a third of the rate."""
+    bag = fit(frame, max_iter="auto", early_stopping_rounds=3, bag=3)
+    assert rates_of(bag.ensemble.sources[0]) == [RATE / 3] * bag.n_iter_
+    continued = fit(frame, start_from=bag, max_iter=2, learning_rate=RATE)
+    assert [source.get("bag") for source in continued.sources] == [3, None]
+    loss = {
+        name: float(np.mean((b.predict(frame) - frame["y"]) ** 2))
+        for name, b in (("bag", bag), ("new", bag.refit_leaves(frame, "y")))
+    }
+    assert abs(loss["new"] - loss["bag"]) < 0.1 * loss["bag"]
+    with pytest.raises(dboost.errors.ParameterError, match="bag=2 does not go together with a model to continue"):
+        fit(frame, start_from=bag, max_iter="auto", bag=2)
 
 
 def test_folds_of_a_cross_validation_stop_together(frame: pd.DataFrame) -> None:
@@ -413,3 +477,5 @@ def test_an_estimator_holds_out_the_rows_of_a_fit_and_stops_where_it_stops(frame
     assert model.history[column].tolist() == booster.history[column].tolist()
     refitted = [one.set_params(refit=True).fit(X, y).booster_ for one in [DBoostRegressor(**options)] if target == "y"]
     assert all(one == dboost.fit(X, y, refit=True, progress=False, **options) for one in refitted)
+    bag = (DBoostRegressor if target == "y" else DBoostClassifier)(bag=2, **options).fit(X, y).booster_
+    pd.testing.assert_frame_equal(bag.to_frame(), dboost.fit(X, y, bag=2, progress=False, **options).to_frame())
