@@ -75,6 +75,11 @@ _NO_LIMIT = 2**62
 MOST_COLUMNS = 1_000_000
 #: Iterations of the planned fit, bytes of a raw value, and memory of a partition as Dask reads it: about as Dask recommends.
 ITERATIONS, VALUE_BYTES, PARTITION_BYTES = 100, 8, 128 * 2**20
+#: Why a plan takes no parameters.
+DEFAULTS_ONLY = (
+    f"the fit is that of the defaults, with {ITERATIONS} iterations. Memory hardly depends on other parameters, and the time "
+    "grows with iterations and leaves"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,10 +218,7 @@ def plan(
     >>> dboost.plan("rides/", "fare")                               # doctest: +SKIP
     """
     if unknown:
-        raise ParameterError(
-            f"plan: unknown parameter {next(iter(unknown))!r}: the fit is that of the defaults, with {ITERATIONS} iterations. "
-            "Memory hardly depends on other parameters, and the time grows with iterations and leaves"
-        )
+        raise ParameterError(f"plan: unknown parameter {next(iter(unknown))!r}: {DEFAULTS_ONLY}")
     n_rows, n_columns = _size_of(rows, columns)
     spec = _spec(n_rows, n_columns)
     stated = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}

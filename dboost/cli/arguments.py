@@ -13,6 +13,7 @@ import argparse
 import importlib
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,12 +25,16 @@ from typing import Any, NoReturn
 from dboost.errors import InputTypeError, ParameterError
 from dboost.files.path_text import path_text
 from dboost.params import Parameters
-from dboost.params.peer_names import ALIASES, explanation, with_our_names
+from dboost.params.peer_names import ALIASES, COMMANDS, explanation, with_our_names
 from dboost.version import __version__
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 #: Output of ``dboost train`` without ``--output``.
 DEFAULT_MODEL = "model.json"
+
+
+#: What divides two assignments in one text.
+_NEXT_KEY = re.compile(r",\s*(?=[A-Za-z_]\w*\s*=)")
 
 
 class _OneValue(argparse.Action):
@@ -72,19 +77,35 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _check_options(parser, commands.choices, words[0], words[1:])
     arguments, others = parser.parse_known_args(words)
     if others:
-        _check_options(parser, commands.choices, words[0], [f"--{word}" for word in others if "=" in word])
-        is_target = len(others) == 1 and getattr(arguments, "target", "") is None
-        parser.error(f"unrecognized arguments: {' '.join(others)}{f'; write --target {others[0]}' if is_target else ''}")
+        parser.error(_unrecognized(words[0], arguments, others))
     return arguments
+
+
+def _unrecognized(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> str:
+    """Return the message for words after a command that are neither options nor their values."""
+    from dboost.cli.unknown_words import bare_settings
+
+    settings = bare_settings(words, partial(_settable, name))
+    if settings is not None:
+        return settings
+    advice = ""
+    if name == "inspect" and len(words) == 1:
+        advice = f"; rows are given by --data: write --html report.html --data {words[0]}, or --drift {words[0]}"
+    elif name == "plan" and all(word.isdecimal() for word in (arguments.data, *words)):
+        advice = f"; write {COMMANDS['rows']}"
+    elif len(words) == 1 and getattr(arguments, "target", "") is None:
+        advice = f"; write --target {words[0]}"
+    return f"unrecognized arguments: {' '.join(words)}{advice}"
 
 
 def _check_options(parser: Parser, commands: Mapping[str, argparse.ArgumentParser], name: str, words: Sequence[str]) -> None:
     """Exit for a command or options that do not exist, with what to write instead. words : after the command."""
-    from dboost.cli.unknown_words import unknown_command, unknown_options
+    from dboost.cli.unknown_words import loose_settings, unknown_command, unknown_options
 
     if name not in commands:
         parser.error(unknown_command(name, list(commands)))
-    message = unknown_options(commands[name], words, partial(_settable, name))
+    settable = partial(_settable, name)
+    message = unknown_options(commands[name], words, settable, commands) or loose_settings(words, settable)
     if message is not None:
         commands[name].error(message)
 
@@ -453,11 +474,19 @@ def gather(
     where = dict.fromkeys(parameters, f"in {file}")
     for assignment in assignments:
         key, value = key_and_value(assignment)
+        first, *others = _NEXT_KEY.split(assignment)
+        if not value.strip().startswith(("[", "{", '"', "'")) and any(_key_of(other) in known for other in others):
+            raise ParameterError(f"--set takes one KEY=VALUE: write {' '.join(f'--set {each}' for each in (first, *others))}")
         parameters[key] = literal(value)
         where[key] = "in --set"
     for key in parameters:
         check_key(key, where[key], known, elsewhere)
     return with_our_names(parameters, known)
+
+
+def _key_of(assignment: str) -> str:
+    key = assignment.partition("=")[0].strip()
+    return ALIASES.get(key, key)
 
 
 def key_and_value(assignment: str) -> tuple[str, str]:

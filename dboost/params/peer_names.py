@@ -515,13 +515,19 @@ COMMANDS = _by_name({
     "dboost predict MODEL DATA --output predictions.parquet": "pred score apply infer inference transform calc test",
     "dboost predict MODEL DATA --output predictions.parquet --proba": "predict_proba proba",
     "dboost predict MODEL DATA --output predictions.parquet --interval": "predict_interval interval",
-    "dboost inspect MODEL": "info show describe summary dump print model view",
-    "dboost inspect MODEL --json": "json dump_model",
+    "dboost inspect MODEL": "info show describe summary dump print model view params parameters hyperparameters features",
+    "dboost inspect MODEL --json": "json dump_model history learning_curve",
     "dboost inspect MODEL --importance": "importance feature_importance fstr plot_importance",
     "dboost inspect MODEL --dependence COL": "dependence partial_dependence pdp",
     "dboost inspect MODEL --drift DATA": "drift monitor psi",
     "dboost inspect MODEL --html report.html --data DATA --target COL":
         "report html evaluate eval plot explain shap metrics eval_metrics dashboard calibration",
+    "python -c \"import dboost; dboost.load('MODEL').plot_tree(0).figure.savefig('tree.png')\"":
+        "tree trees plot_tree plot_trees show_tree",
+    "python -c \"import dboost; raw = dboost.load('MODEL').predict('DATA', raw_score=True); print(raw.compute())\"":
+        "raw raw_score margin output_margin",
+    "python -c \"import dboost; print(dboost.plan(1_000_000, 50))\"":
+        "rows columns n_rows n_columns nrows ncols n_features n_samples",
     "dboost prepare DATA --target COL --output FOLDER": "bin prep preprocess dataset make_dataset convert_data quantize",
     "dboost cv DATA --target COL": "cross_validate crossval cross_val validate validation",
     "dboost warmup": "warm_up compile",
@@ -550,11 +556,12 @@ OPTIONS = _by_name({
     "--params": "config config_file params_file parameters conf",
     "--folds": "nfold nfolds n_folds n_fold k cv n_splits kfold fold",
     "--proba": "probability probabilities predict_proba prob",
-    "--id": "ids id_column id_col key index passthrough",
+    "--id": "ids id_column id_col key index passthrough keep keep_columns",
     "--drop": "ignore ignore_column ignore_columns exclude drop_column drop_columns drop_cols",
     "--html": "report html_report",
     "--filter": "where query row_filter",
-    "--memory-limit": "memory max_memory ram",
+    "--memory-limit --worker-memory": "memory max_memory ram memory_limit",
+    "--worker-threads": "threads n_threads nthreads num_threads cores cpus",
 })  # fmt: skip
 
 

@@ -79,6 +79,7 @@ def test_set_overrides_the_file_and_the_last_wins(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text('max_iter = 5\nloss = "huber"\n')
     found = settings.gather(str(file), ["max_iter=7", "max_iter = 9", "features=[a,b]"], KNOWN)
+    assert settings.gather(None, ["features=[a,max_iter=3]"], KNOWN) == {"features": ["a", "max_iter=3"]}
     assert found == {"max_iter": 9, "loss": "huber", "features": ["a", "b"]}
 
 
@@ -92,6 +93,7 @@ def test_set_overrides_the_file_and_the_last_wins(tmp_path: Path) -> None:
         ("max_iter", "--set takes key=value, not 'max_iter'"),
         ("max_iter=", "--set takes key=value"),
         ("=3", "--set takes key=value"),
+        ("max_iter=5, eta=0.2", "write --set max_iter=5 --set eta=0.2"),
     ],
 )
 def test_what_cannot_be_set(assignment: str, complaint: str) -> None:

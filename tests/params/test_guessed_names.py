@@ -326,7 +326,38 @@ def test_parameters_of_learning_as_options(command: str, capsys: pytest.CaptureF
         ("inspect m.json --report r.html", "--report: use --html"),
         ("train x.csv income", "unrecognized arguments: income; write --target income"),
         ("cv x.csv --target y --nfold 3", "--nfold: use --folds"),
+        ("inspect m.json --tree 0", "dboost.load('MODEL').plot_tree(0)"),
+        ("inspect m.json --plot", "write dboost inspect MODEL --html"),
+        ("inspect m.json --params", "--params: write dboost inspect MODEL"),
+        ("inspect m.json rows.csv", "write --html report.html --data rows.csv, or --drift rows.csv"),
+        ("cv x.csv --target y --eval t.csv", "--eval: it is an option of dboost train"),
+        ("plan x.csv --set max_iter=9", "--set: the fit is that of the defaults"),
+        ("plan x.csv --max-iter 9", "the time grows with iterations"),
+        ("plan x.csv --memory-limit 1GiB", "--memory-limit: use --worker-memory"),
+        ("plan --rows 10 --columns 5", "dboost.plan(1_000_000, 50)"),
+        ("plan 10 5", "unrecognized arguments: 5; write python -c"),
+        ("train x.csv --target y --set max_iter=5 eta=0.2", "eta=0.2: repeat --set: write --set learning_rate=0.2"),
+        ("train --set max_iter=5 eta=0.2 x.csv --target y", "eta=0.2: repeat --set"),
+        ("train x.csv --target y --set max_iter 5", "--set takes KEY=VALUE: write --set max_iter=5"),
+        ("prepare --set max_bins 5 x.csv --target y --output f", "write --set max_bins=5"),
+        ("cv x.csv --target y eta=0.2", "dboost: eta=0.2: parameters are given by --set: write --set learning_rate=0.2"),
     ],
 )
 def test_guessed_options(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in answer(capsys, *words.split())
+
+
+def test_options_of_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option that some command has is answered by all others."""
+    commands = dict.fromkeys(("train", "predict", "inspect", "prepare", "cv", "plan"), "")
+    for command in commands:
+        with pytest.raises(SystemExit):
+            parse([command, "--help"])
+        commands[command] = capsys.readouterr().out
+    options = {option for text in commands.values() for option in re.findall(r"--[a-z][a-z-]+", text)} - {"--help", "--version"}
+    assert len(options) > 35
+    for command, text in commands.items():
+        for option in options:
+            if option not in text:
+                line = answer(capsys, command, "x", option, "value")
+                assert line.startswith(f"dboost: unknown option {option}: ") or "parameters are given by --set" in line
