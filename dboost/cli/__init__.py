@@ -21,7 +21,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from dboost.cli.arguments import parse
+from dboost.cli.arguments import parse, settable_by
+from dboost.cli.option_names import in_options
 from dboost.errors import (
     DataError,
     DriftWarning,
@@ -93,14 +94,14 @@ def _termination() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
+def _plain_warnings(arguments: Any) -> Iterator[None]:
     """Print warnings of dboost as one line, without the position in the code."""
     with warnings.catch_warnings():
         show_others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
             if issubclass(category, DriftWarning) or Path(filename).is_relative_to(_PACKAGE):
-                print(f"dboost: {message}", file=sys.stderr)
+                print(f"dboost: {_in_options(str(message), arguments)}", file=sys.stderr)
             else:
                 show_others(message, category, filename, *where, **more)
 
@@ -127,7 +128,7 @@ def _log_shown(is_verbose: bool) -> Iterator[None]:
 def _run(arguments: Any, terminated: list[int]) -> int:
     try:
         frames = whole_tracebacks() if getattr(arguments, "debug", False) else nullcontext()
-        with _plain_warnings(), _log_shown(getattr(arguments, "verbose", False)), frames:
+        with _plain_warnings(arguments), _log_shown(getattr(arguments, "verbose", False)), frames:
             arguments.run(arguments)
     except KeyboardInterrupt as stop:
         return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
@@ -135,7 +136,7 @@ def _run(arguments: Any, terminated: list[int]) -> int:
         # An object store that does not respond is not an error of the user: a retry may succeed.
         from dboost.data.columns.roles import MISSING  # importing it takes time that --help does not need
 
-        sentence = _sentence(error)
+        sentence = _in_options(_sentence(error), arguments)
         if sentence.startswith("target ") and MISSING in sentence and getattr(arguments, "skip_missing_target", None) is False:
             sentence += "; --skip-missing-target leaves these rows out"
         return _report(arguments, sentence, FAILED if is_passing(error) else UNUSABLE)
@@ -147,6 +148,14 @@ def _run(arguments: Any, terminated: list[int]) -> int:
     except Exception as error:
         return _report(arguments, _sentence(error), FAILED)
     return DONE
+
+
+def _in_options(text: str, arguments: Any) -> str:
+    """Return a message with the options of the command in place of keywords."""
+    if not hasattr(arguments, "command"):  # of a test
+        return text
+    settable = settable_by(arguments.command)
+    return in_options(text, arguments.options, () if settable is None else settable[0])
 
 
 def _sentence(error: Exception) -> str:

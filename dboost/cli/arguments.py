@@ -72,6 +72,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         does = "show the log, too: what was decided, such as the loss, and where rows are"
         command.add_argument("-v", "--verbose", action="store_true", help=does)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.set_defaults(
+            options={option: action.metavar for action in command._actions for option in action.option_strings}
+        )
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-"):
         _check_options(parser, commands.choices, words[0], words[1:])
@@ -85,7 +88,7 @@ def _unrecognized(name: str, arguments: argparse.Namespace, words: Sequence[str]
     """Return the message for words after a command that are neither options nor their values."""
     from dboost.cli.unknown_words import bare_settings
 
-    settings = bare_settings(words, partial(_settable, name))
+    settings = bare_settings(words, partial(settable_by, name))
     if settings is not None:
         return settings
     advice = ""
@@ -104,13 +107,13 @@ def _check_options(parser: Parser, commands: Mapping[str, argparse.ArgumentParse
 
     if name not in commands:
         parser.error(unknown_command(name, list(commands)))
-    settable = partial(_settable, name)
+    settable = partial(settable_by, name)
     message = unknown_options(commands[name], words, settable, commands) or loose_settings(words, settable)
     if message is not None:
         commands[name].error(message)
 
 
-def _settable(name: str) -> tuple[list[str], dict[str, str]] | None:
+def settable_by(name: str) -> tuple[list[str], dict[str, str]] | None:
     """Return the keywords that ``--set`` of a command takes, and why others cannot be set; None without ``--set``."""
     function = {"train": "fit", "cv": "cv", "prepare": "prepare"}.get(name)
     if function is None:
@@ -126,7 +129,7 @@ def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argp
         importlib.import_module(f"dboost.cli.{name}_command").run(arguments)
 
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, command=name)
     return command
 
 

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import main, output_paths
+from dboost.cli.option_names import in_options
 from dboost.display import numbers
 from dboost.errors import ParameterError
 from tests.helpers.clusters import ROOT
@@ -100,6 +101,32 @@ def test_what_cannot_be_set(assignment: str, complaint: str) -> None:
     with pytest.raises(ParameterError) as error:
         settings.gather(None, [assignment], KNOWN)
     assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "shown"),
+    [
+        ("predict m x --output p", "trained with offset='e': give offset=…, or offset=False to say so", "give --offset COL"),
+        ("predict m x --output p", "it was called: give loss='huber', or call load(path, loss=…)", None),
+        ("train x", "it has classes: give loss='log_loss' to say so", "give --set loss=log_loss to say so"),
+        (
+            "train x",
+            "memory_limit of 1 MiB is too small: give an eval_set",
+            "--memory-limit of 1 MiB is too small: give --eval DATA",
+        ),
+        (
+            "cv x",
+            "leave it out, with features=[…], or give an eval_set",
+            "leave it out, with --set features=[…], or give an eval_set",
+        ),
+        ("cv x", "max_iter=0 must be at least 1", None),
+        ("inspect m", "give memory_limit, or Metric(f, greater_is_better=True)", None),
+    ],
+)
+def test_messages_name_options_of_the_command(command: str, message: str, shown: str | None) -> None:
+    arguments = settings.parse(command.split())
+    settable = settings.settable_by(arguments.command)
+    assert in_options(message, arguments.options, () if settable is None else settable[0]).endswith(shown or message)
 
 
 def test_a_parameter_file_that_cannot_be_used(tmp_path: Path) -> None:
@@ -547,7 +574,7 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
         ((*TRAIN, "--history", "nowhere/h.csv"), "there is no folder"),
         ((*TRAIN, "--start-from", "old.json"), "cannot read old.json"),
         ((*TRAIN, "--checkpoint", "rows.csv"), "cannot keep a checkpoint in rows.csv"),
-        ((*TRAIN, "--memory-limit", "2 elephants"), "memory_limit"),
+        ((*TRAIN, "--memory-limit", "2 elephants"), "--memory-limit '2 elephants'"),
         (("predict", "nowhere.json", "rows.parquet", "--output", "o.parquet"), "nowhere.json"),
         (("predict", "rows.csv", "rows.parquet", "--output", "o.parquet"), "rows.csv"),
         (("inspect", "nowhere.json"), "nowhere.json"),

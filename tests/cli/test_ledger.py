@@ -404,7 +404,7 @@ class TestSettingsOfABatch:
             (("--set", "max_depth=3"), "max_depth=None, not 3"),
             (("--set", "max_leaf_nodes=none"), "max_leaf_nodes=31, not None"),
             (("--set", "features=[a]"), "features=['a', 'b'], not ['a']"),
-            (("--eval", "data"), "eval_set=None, not 'data'"),
+            (("--eval", "data"), "--eval None, not 'data'"),
             (("--set", "grow_policy=depth_wise"), "growth='best_first', not 'depth_wise'"),
         ],
     )
