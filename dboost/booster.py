@@ -1223,7 +1223,7 @@ class Booster(metaclass=AnswersGuesses):
     def plot_partial_dependence(
         self, data: TableLike = None, features: Any = None, kind: str = "average", *, ax: Any = None, **how: Any
     ) -> Any:
-        """Plot `partial_dependence` as a line, bars, a surface, or panels (if one of two features is categorical).
+        """Plot `partial_dependence` as a line, bars, a surface, panels (if one of two features is categorical), or a table.
 
         Parameters are those of `partial_dependence`. Short lines inside the axis are the deciles of the data. Individual
         curves are drawn with their mean.

@@ -85,6 +85,8 @@ class Axis:
     deciles: np.ndarray | None = None
     #: Rows of each value of a categorical feature, float64[n], if they are known; all zero otherwise.
     counts: np.ndarray | None = None
+    #: Whether the user chose the values.
+    is_chosen: bool = False
 
     @property
     def shown(self) -> np.ndarray:
@@ -138,7 +140,7 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
             values = _of_bins(_split_points(ensemble, j), n_points)
         if feature.categories is not None:
             counts = _counts(ensemble, j, values, column)
-        result.append(Axis(feature, j, values, deciles, counts))
+        result.append(Axis(feature, j, values, deciles, counts, j in grid_values))
     return result
 
 
@@ -328,7 +330,9 @@ def partial_dependence(
     frame.attrs = {
         "kind": kind, "scale": scale, "centered": centered, "deciles": deciles, "features": shown,
         "counts": {axis.feature.name: axis.counts.tolist() for axis in categorical if axis.counts is not None},
-        "levels": {axis.feature.name: len(axis.feature.categories or ()) for axis in categorical},
+        "levels": {
+            axis.feature.name: len(axis.values if axis.is_chosen else axis.feature.categories or ()) for axis in categorical
+        },
     }  # fmt: skip
     return frame
 

@@ -421,6 +421,11 @@ class EvaluatedRows:
             raw = np.concatenate([flat.raw_scores(block) for block in row_matrices(table, None)])
             self.raw = self._outputs.with_offset(raw, table.offset)
 
+    @property
+    def n_classes(self) -> int:
+        """Number of the classes of a classifier."""
+        return len(self._outputs.require_classes())
+
     def of_class(self, wanted: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return whether rows belong to a class (bool[n]), its predicted probability (float64[n]) and its name.
 

@@ -36,8 +36,9 @@ def frame(n: int = 500, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(
         {
             LONG: tiny, "huge": huge, "negative": np.where(rng.random(n) < 0.1, np.nan, negative), "level": levels[level],
-            "$plan$": plans[plan], "score": score, "yes": np.where(score > np.median(score), "a good customer & more", "no"),
+            "$plan$": plans[plan], "score": score, "yes": np.where(score > np.median(score), "x, good customer & more", "no"),
             "grade": np.array(["the lowest grade", "3.5", "high"])[np.digitize(score, np.quantile(score, [0.3, 0.8]))],
+            "rating": np.array([f"{LONG} {i:02d}" for i in range(14)])[rng.permutation(n) % 14],
         }
     )  # fmt: skip
 
@@ -81,13 +82,15 @@ DRAW: dict[str, Any] = {
     "two numbers": lambda b: b.plot_partial_dependence(ROWS, ["huge", "negative"], grid=6),
     "number and category": lambda b: b.plot_partial_dependence(ROWS, ["huge", "level"]),
     "two categories": lambda b: b.plot_partial_dependence(ROWS, ["level", "$plan$"]),
+    "rows on tiny numbers": lambda b: b.plot_partial_dependence(ROWS, LONG, "individual", max_rows=9),
+    "long number and category": lambda b: b.plot_partial_dependence(ROWS, [LONG, "$plan$"]),
 }
 #: No ASCII minus, no exponent of a program, no signed zero, no long row of digits.
 WRONG = re.compile(r"^-|\de[+-]?\d|^[−-]0(\.0*)?$|\d{5}|\d,\d{3},\d{3},")
 
 
 @pytest.mark.fast_cells(8)
-@pytest.mark.parametrize("target", [*SCALES, "yes", "grade"])
+@pytest.mark.parametrize("target", [*SCALES, "yes", "grade", "rating"])
 @pytest.mark.parametrize("plot", DRAW)
 def test_texts_do_not_overlap_and_numbers_are_written_alike(plot: str, target: str) -> None:
     axes = np.ravel(DRAW[plot](booster(target)))
@@ -137,12 +140,12 @@ def test_colors_of_low_and_high_values_are_equally_light() -> None:
 @pytest.mark.parametrize(
     ("draw", "subjects"),
     [
-        (lambda b, **how: b.plot_shap_summary(ROWS, **how), ("P(no)", "the prediction")),
-        (lambda b, **how: b.plot_shap_dependence(ROWS, "huge", **how), ("P(no)", "the prediction")),
+        (lambda b, **how: b.plot_shap_summary(ROWS, **how), ("P(x, good customer & more)", "the prediction")),
+        (lambda b, **how: b.plot_shap_dependence(ROWS, "huge", **how), ("P(x, good customer & more)", "the prediction")),
     ],
 )
 def test_titles_name_the_class(draw: Any, subjects: tuple[str, str]) -> None:
-    assert draw(booster("yes")).get_title(loc="left").endswith(subjects[0])
+    assert draw(booster("yes")).get_title(loc="left").replace("\n", " ").endswith(subjects[0])
     assert draw(booster("plain")).get_title(loc="left").endswith(subjects[1])
     often = booster("grade").predict(ROWS).mode().iloc[0]
     assert f"P({often}), one of 3 classes" in draw(booster("grade")).get_title(loc="left")
@@ -151,7 +154,10 @@ def test_titles_name_the_class(draw: Any, subjects: tuple[str, str]) -> None:
 
 
 def test_waterfalls_lead_to_the_prediction() -> None:
-    probability = 100 * booster("yes").predict_proba(ROWS)["no"].iloc[5]
+    probability = 100 * booster("yes").predict_proba(ROWS)["x, good customer & more"].iloc[5]
+    title = booster("grade").plot_waterfall(ROWS, 5).get_title(loc="left")
+    predicted = booster("grade").predict_proba(ROWS).iloc[5]
+    assert title.startswith(f"P({predicted.idxmax()}) = ") and f"{100 * predicted.max():.1f} %" in title
     first, last = re.findall(r"([\d.]+) %", booster("yes").plot_waterfall(ROWS, 5).get_title(loc="left"))
     assert float(last) == pytest.approx(probability, abs=0.1) and len(first.partition(".")[2]) == len(last.partition(".")[2])
 
@@ -162,11 +168,16 @@ def test_waterfalls_lead_to_the_prediction() -> None:
         ([1.0, 2.0, 3.0, 4.0], {"≤ 2.5", "> 2.5"}),
         ([1.0, 2.0, 3.0, np.nan], {"≤ 2.5", "> 2.5 or missing"}),
         (["a", "b", "c", "d"], {"a, b", "c, d"}),
+        ([LONG, LONG, "d", None], {"average_of_…e_customer", "d or missing"}),
+        ([*"abcdefgh"], {"a and 2 more", "others"}),
+        ([*(f"{LONG} {i}" for i in range(3)), None, *"defgh"], {"3 categories or missing", "others"}),
     ],
 )
 def test_branches_of_trees_have_the_values_that_follow_them(values: list[Any], answers: set[str]) -> None:
     """Missing values are named only where training rows missed the feature."""
-    rows = pd.DataFrame({"a": values * 30, "y": [0.0, 0.0, 1.0, 1.0] * 30})
+    rows = pd.DataFrame(
+        {"a": values * 30, "y": np.repeat([0.0, 1.0], [len(values) - 5, 5] if len(values) > 4 else 2).tolist() * 30}
+    )
     ax = dboost.fit(rows, "y", max_iter=1, max_leaf_nodes=2).plot_tree()
     assert answers <= {text.get_text() for text in ax.texts}
 
@@ -185,3 +196,28 @@ def test_means_of_categories_are_ticks_with_names() -> None:
     values = model.shap_values(rows)["town"].groupby(rows["town"]).mean()
     named = {text.get_text(): text.xy[0] for text in ax.texts}
     assert {"b", "d"} <= set(named) and all(named[name] == pytest.approx(values[name]) for name in named)
+
+
+def test_dots_of_few_rows_are_on_the_lines_of_their_categories() -> None:
+    """Also those of missing values; of many categories the most frequent ones are drawn, and the title says so."""
+    towns = [None, *(f"town {i:02d}" for i in range(50) for _ in range(1 + i % 7))] * 3
+    rows = pd.DataFrame({"town": towns, "x": np.arange(float(len(towns)))})
+    model = dboost.fit(rows, rows["town"].isna() * 1000.0 + rows["x"], max_iter=5)
+    ax = model.plot_shap_dependence(rows[::-1], "town")
+    assert len(ax.get_yticklabels()) == 40 and "the 40 most frequent of 51" in ax.get_title(loc="left").replace("\n", " ")
+    few = rows.drop_duplicates("town").head(8)
+    ax = model.plot_shap_dependence(few, "town")
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[-1] == "missing" and "most frequent" not in ax.get_title(loc="left")
+    drawn = [line.get_ydata() for line in ax.lines if line.get_marker() == "o"]
+    assert np.concatenate(drawn).tolist() == list(range(8))
+
+
+def test_two_categories_are_a_table_of_their_dependence() -> None:
+    table = booster("plain").partial_dependence(ROWS, ["level", "$plan$"])
+    ax = booster("plain").plot_partial_dependence(ROWS, ["level", "$plan$"])
+    drawn = np.asarray(ax.images[0].get_array())
+    assert drawn.shape == (20, 3) and sorted(drawn.ravel()) == pytest.approx(sorted(table["value"]))
+    assert len(ax.texts) == 60 and "20 most frequent of 40" in ax.get_title(loc="left").replace("\n", " ")
+    ax = booster("plain").plot_partial_dependence(ROWS, ["level", "$plan$"], grid=[["c0", "c3"], ["_gold"]])
+    assert "most frequent" not in ax.get_title(loc="left"), "the user chose them"

@@ -83,7 +83,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         grey = {"color": canvas.DOTS, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
         for y, j in zip(lines, order, strict=True):
             x = shapley.values[:, j]
-            rank, at = _ranks(block[:, j]), y + _spread(x)
+            rank, at = _ranks(block[:, j]), y + _spread(x, np.zeros(len(x), np.int64))
             is_grey = np.isnan(rank) | (features[j].categories is not None)
             ax.plot(x[is_grey], at[is_grey], "o", **grey)
             if not is_grey.all():
@@ -92,18 +92,20 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.locator_params(axis="x", nbins=7)
         ax.set_yticks(lines, canvas.distinct(features[j].name for j in order))
-        ax.set(xlabel=f"effect on the {shapley.unit} (Shapley value)", ylim=(-0.1, max(3.0, room.sum()) + 0.1))
+        ax.set_ylim(-0.1, max(3.0, room.sum()) + 0.1)
+        label = f"effect on the {shapley.unit} (Shapley value)"
         is_missing = np.isnan(block[:, order[~is_categorical]]).any()
         grey_dots = [text for text, is_drawn in (("missing", is_missing), ("categories", is_categorical.any())) if is_drawn]
         if grey_dots:
             means = "; ticks: means of categories" if is_categorical.any() else ""
-            ax.set_xlabel(f"{ax.get_xlabel()}\ngrey dots: {', '.join(grey_dots)}{means}")
+            label += f"\ngrey dots: {', '.join(grey_dots)}{means}"
+        canvas.x_label(ax, label)
         canvas.title(ax, f"What moved {shapley.subject}")
         canvas.bars(ax)
         if mesh is not None:
             bar = canvas.colorbar(mesh, ax, ticks=[0, 1], pad=0.01, aspect=50, fraction=0.05, shrink=0.8)
             bar.ax.set_yticklabels(["low", "high"])
-            bar.set_label("value of the feature" if room.sum() > 6 else "value", fontsize=8, labelpad=-8)
+            bar.set_label("value of the feature" if room.sum() > 8 else "value", fontsize=8, labelpad=-8)
             bar.solids.set_alpha(1)
         if is_categorical.any():
             ax.figure.draw_without_rendering()  # lays the axes out: the names of a line share its width
@@ -175,18 +177,17 @@ def _ranks(x: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _spread(x: np.ndarray) -> np.ndarray:
-    """Vertical offsets that show the density of the points, without randomness."""
-    if not len(x) or np.ptp(x) == 0:
-        return np.linspace(-0.3, 0.3, len(x)) if len(x) > 1 else np.zeros(len(x))
-    column = np.minimum(((x - x.min()) / np.ptp(x) * 60).astype(np.int64), 59)
-    heights, most = np.zeros(len(x)), np.bincount(column).max()
-    for c in np.unique(column):
-        rows = np.flatnonzero(column == c)
-        reach = 0.38 * len(rows) / most
-        step = np.arange(len(rows))
-        heights[rows] = np.where(step % 2 == 0, 1, -1) * reach * (step + 1) / len(rows)
-    return heights
+def _spread(x: np.ndarray, strip: np.ndarray) -> np.ndarray:
+    """Vertical offsets that show the density of the points, alike in all strips, without randomness.
+
+    The first of the points at a place is on the line of its strip, and the others are above and below it in turn.
+    """
+    column = np.minimum((x - x.min(initial=np.inf)) / ((np.ptp(x) if len(x) else 0.0) or 1.0) * 60, 59).astype(np.int64)
+    _, place, counts = np.unique(strip * 60 + column, return_inverse=True, return_counts=True)
+    order = np.argsort(place, kind="stable")
+    turn = np.empty(len(x), np.int64)
+    turn[order] = np.arange(len(x)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.where(turn % 2 == 0, -1, 1) * ((turn + 1) // 2) * min(0.76 / counts.max(initial=1), 0.12)
 
 
 def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background: Any, max_features: int, ax: Any) -> Any:
@@ -194,7 +195,8 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
     (x,) = row_of(X, ensemble, row)
     shapley = _attributions(ensemble, x[None], output, background)
     values, features = shapley.values[0], ensemble.features
-    raw = float(FlatEnsemble(ensemble).raw_scores(x[None])[0, shapley.output])
+    scores = FlatEnsemble(ensemble).raw_scores(x[None])
+    raw = float(scores[0, shapley.output])
     if background is None:
         start = float(expected_value(ensemble)[shapley.output])
     else:  # the values of a row add up to its score minus the start
@@ -209,40 +211,48 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
         steps.append((f"{len(rest)} others", float(values[rest].sum())))
     with canvas.style():
         ax = canvas.axes_for(ax, height=1.15 + 0.3 * max(3, len(steps)), width=6.2)
-        end = start + float(values.sum())
         # From the smallest steps at the bottom to the largest, which ends at the row's score.
         at = start
         texts = canvas.numbers([move for _, move in steps], sign=True)
         for i in range(len(steps) - 1, -1, -1):
             y, move = len(steps) - 1 - i, steps[i][1]
-            ax.barh(y, move, left=at, height=0.62, color=BLUE if move >= 0 else VERMILION)
+            ax.barh(y, move, left=at, height=0.62, color=VERMILION if move >= 0 else BLUE)
             canvas.note(ax, texts[i], (max(at, at + move), y), (4, 0), color=GREY, bbox=canvas.box(ax))
             at += move
             ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
-        ax.set(xlabel=f"{shapley.unit} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
+        canvas.x_label(ax, f"{shapley.unit} (dashes: expected)", 0.45)
+        ax.set_ylim(-0.6, max(3, len(steps)) - 0.2)
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
         ax.set_xlim(ends.min() - 0.05 * reach, ends.max() + 0.22 * reach)
         canvas.bars(ax)
         if shapley.unit.startswith("log odds"):
             _probability_axis(ax)
-        canvas.title(ax, _from_to(ensemble, shapley, start, end))
+        canvas.title(ax, _from_to(ensemble, shapley, start, scores))
     return ax
 
 
-def _from_to(ensemble: Ensemble, shapley: _Attributions, start: float, end: float) -> str:
+def _from_to(ensemble: Ensemble, shapley: _Attributions, start: float, scores: np.ndarray) -> str:
     """Return the title of a waterfall: from which prediction to which. Of one of several outputs, raw scores: its prediction
-    depends on the others."""
-    outputs = ensemble.outputs
+    depends on the others.
+
+    scores : raw scores of the row, float64[1, n_outputs].
+    """
+    outputs, end = ensemble.outputs, float(scores[0, shapley.output])
     if outputs.n > 1:
-        return f"{shapley.subject}: raw score from {' to '.join(canvas.numbers([start, end]))}"
+        subject = shapley.subject
+        if outputs.labels is not None:
+            (percent,) = canvas.numbers([100 * float(outputs.probabilities(scores)[0, shapley.output])])
+            name, others = subject.partition(", one of ")[::2]
+            subject = f"{name} = {percent} %" + (f", one of {others}" if others else "")
+        return f"{subject}: raw score from {' to '.join(canvas.numbers([start, end]))}"
     scores = np.array([[start], [end]])
     if outputs.labels is None:
         return f"Prediction from {' to '.join(canvas.numbers(outputs.finish(scores).tolist()))}"
-    percent = canvas.numbers((100 * outputs.probabilities(scores)[:, -1]).tolist())
-    return f"{shapley.subject} from {percent[0]} % to {percent[1]} %"
+    percents = canvas.numbers((100 * outputs.probabilities(scores)[:, -1]).tolist())
+    return f"{shapley.subject} from {percents[0]} % to {percents[1]} %"
 
 
 def _probability_axis(ax: Any) -> None:
@@ -261,13 +271,14 @@ def _probability_axis(ax: Any) -> None:
 
 
 def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, background: Any, ax: Any) -> Any:
-    """Draw one feature's Shapley values over its values; one strip of dots per level of a categorical feature,
-    the largest effect on top."""
+    """Draw one feature's Shapley values over its values; one strip of dots for each of the most frequent levels of a
+    categorical feature, the largest effect on top."""
     (j,) = ensemble.feature_positions(feature, at_most=1)
     block = sample(X, ensemble, MAX_POINTS)[1].block
     shapley = _attributions(ensemble, block, output, background)
     values, x, feature = shapley.values[:, j], block[:, j], ensemble.features[j]
     dots: dict[str, Any] = {"color": BLUE, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.45}
+    more = ""
     with canvas.style():
         present = ~np.isnan(x)
         if feature.categories is None:
@@ -278,20 +289,26 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
                 mean = values[~present].mean()
                 ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
-            ax.set(xlabel=canvas.short(feature.name, 40), ylabel=f"effect on the {shapley.unit}")
+            ax.set_xlabel(canvas.short(feature.name, 40))
+            canvas.y_label(ax, f"effect on the {shapley.unit}")
             ax.grid(axis="y")
         else:
-            codes = np.unique(x[present]).astype(np.int64)
-            codes = codes[np.argsort([values[x == code].mean() for code in codes], kind="stable")]
-            ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(codes)))
-            for line, code in enumerate(codes):
-                level_values = values[x == code]
-                ax.plot(level_values, line + _spread(level_values), "o", **dots)
+            codes, strip, counts = np.unique(np.where(present, x, -1).astype(np.int64), return_inverse=True, return_counts=True)
+            frequent = np.sort(np.argsort(-counts, kind="stable")[: canvas.MAX_LEVELS])
+            frequent = frequent[np.argsort([values[strip == k].mean() for k in frequent], kind="stable")]
+            if len(frequent) < len(codes):
+                more = f", the {len(frequent)} most frequent of {len(codes)}"
+            ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(frequent)))
+            offsets = _spread(values, strip)
+            for line, k in enumerate(frequent):
+                ax.plot(values[strip == k], line + offsets[strip == k], "o", **dots)
             ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-            ax.set_yticks(np.arange(len(codes)), canvas.distinct(feature.categories[code] for code in codes))
-            ax.set_xlabel(f"effect on the {shapley.unit}")
+            names = [None if codes[k] < 0 else feature.categories[codes[k]] for k in frequent]
+            ax.set_yticks(np.arange(len(frequent)), canvas.distinct(names))
+            ax.set_ylim(-0.6, max(3, len(frequent)) - 0.4)
+            canvas.x_label(ax, f"effect on the {shapley.unit}")
             canvas.bars(ax)
-        canvas.title(ax, f"Effect of {canvas.short(feature.name)} on {shapley.subject}")
+        canvas.title(ax, f"Effect of {canvas.short(feature.name)} on {shapley.subject}{more}")
     return ax
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +67,9 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dboost",
 }
+
+#: Largest number of levels of a categorical feature that are lines of a plot.
+MAX_LEVELS = 40
 
 #: Width of a plot in inches: fits a phone, and two fit side by side on a desktop screen.
 WIDTH = 5.0
@@ -201,19 +204,39 @@ def two_colors() -> Any:
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """Return the width of a text in points; a text of a user may be escaped or not."""
+    return _text_width(unescaped(text), weight) * size
+
+
+@lru_cache(maxsize=4096)
+def _text_width(text: str, weight: str) -> float:
+    """Return the width of a text in multiples of the font size."""
     from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
+    from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=STYLE["font.sans-serif"], size=size, weight=weight)
-    return float(TextPath((0, 0), plain(unescaped(text)) or " ", prop=font).get_extents().width)
+    font = FontProperties(family=STYLE["font.sans-serif"], size=1.0, weight=weight)
+    return float(text_to_path.get_text_width_height_descent(text, font, False)[0])
 
 
-def fitting(text: str, width: float, size: float) -> str:
+def fitting(text: str, width: float, size: float, weight: str = "normal") -> str:
     """Return a text of a user for a plot, cut in its middle to a width in points."""
     length = len(text)
-    while length > 3 and text_width(display.cut(text, length), size) > width:
+    while length > 3 and text_width(display.cut(text, length), size, weight) > width:
         length -= 1
     return plain(display.cut(text, length))
+
+
+def x_label(ax: Any, text: str, share: float = 0.6) -> None:
+    """Write the label of the horizontal axis, in more lines if it would reach beyond the axes of a new figure.
+
+    share : of the figure's width that names and a color bar leave to the axes.
+    """
+    room = 72.0 * share * ax.figure.get_figwidth()
+    ax.set_xlabel("\n".join(wrapped(line, room, STYLE["axes.labelsize"]) for line in text.split("\n")))
+
+
+def y_label(ax: Any, text: str) -> None:
+    """Write the label of the vertical axis, in more lines if it would reach beyond the axes of a new figure."""
+    ax.set_ylabel(wrapped(text, 48.0 * ax.figure.get_figheight(), STYLE["axes.labelsize"]))
 
 
 def title(ax: Any, text: str) -> None:
@@ -252,7 +275,15 @@ def box(ax: Any) -> dict[str, Any]:
 
 def legend_beside(ax: Any, title: str) -> None:
     """Add a legend to the right of the axes, where it covers no data."""
+    ax.locator_params(axis="x", nbins=3)  # the axes are narrower
     ax.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), title_fontsize=8.5, borderaxespad=0.4)
+
+
+def shades() -> Any:
+    """Return a color map of blue with increasing opacity, on which text is legible on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    return LinearSegmentedColormap.from_list("shades", [(*to_rgb(BLUE), 0.03), (*to_rgb(BLUE), 0.55)])
 
 
 def colour(i: int) -> dict[str, Any]:
@@ -289,12 +320,17 @@ def key(text: str) -> str:
 
 def numbers(values: Sequence[float], *, sign: bool = False) -> list[str]:
     """Return estimates that are in one plot: three significant digits, millions as M. sign : of positive ones too."""
+    texts, unit = in_unit(values)
+    return [
+        f"{'+' if sign and value > 0 else ''}{text}{unit if value else ''}" for value, text in zip(values, texts, strict=True)
+    ]
+
+
+def in_unit(values: Sequence[float]) -> tuple[list[str], str]:
+    """Return estimates that are in one plot as by `numbers`, but without their unit, and the unit."""
     factor, unit = _unit(max((abs(value) for value in values if math.isfinite(value)), default=0.0))
     texts = display.numbers([value / factor for value in values])
-    return [
-        f"{'+' if sign and value > 0 else ''}{text}{unit if value else ''}".replace("-", "−")
-        for value, text in zip(values, texts, strict=True)
-    ]
+    return [text.replace("-", "−") for text in texts], unit
 
 
 def value(x: float) -> str:
@@ -326,5 +362,5 @@ def score_label(ensemble: Ensemble, scale: str = "raw", centered: bool = False) 
 
     scale : "raw" or "prediction".
     """
-    label = ensemble.outputs.label(scale)
+    label = display.cut(ensemble.outputs.label(scale), 44)
     return f"{label}, centered" if centered else label

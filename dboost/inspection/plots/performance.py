@@ -98,15 +98,20 @@ def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> 
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
         _draw_shares(ax, is_class, probability, groups, weight)
-        ax.set(
-            xlabel=f"predicted probability ({len(groups)} groups of rows)",
-            ylabel="share of rows (lines: 95 % intervals)",
-            xlim=(-0.02, 1.02),
-            ylim=(-0.02, 1.02),
-        )
-        canvas.title(ax, f"Calibration of P({canvas.short(str(label))})")
+        ax.set_xlabel(f"predicted probability ({len(groups)} groups of rows)\n(dashes: perfect; lines: 95 % intervals)")
+        canvas.y_label(ax, f"share of {canvas.short(str(label))}")
+        largest = max(float(line.max()) for line in ax.lines[-1].get_data())
+        reach = 1.0 if largest > 0.5 else 1.3 * largest  # of a rare class, most of the square is empty
+        ax.set(xlim=(-0.02 * reach, 1.02 * reach), ylim=(-0.02 * reach, 1.02 * reach))
+        canvas.title(ax, f"Calibration of {_subject(rows, label, output)}")
         ax.grid()
     return ax
+
+
+def _subject(rows: EvaluatedRows, label: Any, output: Any) -> str:
+    """Return what a plot of one class shows. output : None if the user did not choose the class among several."""
+    n = rows.n_classes
+    return f"P({canvas.short(str(label))})" + (f", one of {n} classes" if output is None and n > 2 else "")
 
 
 def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
@@ -160,7 +165,7 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
             ylim=(min(0.5, float(low.min())) - 0.02, 1.02),
         )
         total = float(np.average(is_inside, weights=weight))
-        canvas.title(ax, f"Coverage ({total:.1%} of the rows, asked for {number(100 * calibration.coverage)} %)")
+        canvas.title(ax, f"Coverage ({100 * total:.1f} % of the rows, asked for {number(100 * calibration.coverage)} %)")
         ax.grid()
     return ax
 
@@ -182,15 +187,19 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
         ax.plot(examined[keep], recall[keep], color=BLUE)
         tenth = float(np.interp(0.1, examined, recall))
         ax.plot(0.1, tenth, "o", color=VERMILION, markersize=5, zorder=4)
-        text = f"the first tenth of the rows\nholds {tenth:.0%} of them: lift {tenth / 0.1:.1f}"
-        canvas.note(ax, text, (0.1, tenth), (10, -5), va="top", fontsize=8.5, color=VERMILION, bbox=canvas.box(ax))
+        text = f"the first tenth of the rows\nholds {100 * tenth:.0f} % of them: lift {tenth / 0.1:.1f}"
+        style = {"fontsize": 8.5, "color": VERMILION, "bbox": canvas.box(ax)}
+        if tenth > 0.25:
+            canvas.note(ax, text, (0.1, tenth), (10, -5), va="top", **style)
+        else:  # between the dashes and the axis
+            canvas.note(ax, text, (0.1, tenth), (0.28, 0.04), va="bottom", textcoords="data", **style)
         ax.set(
             xlabel="share of rows, most probable first\n(grey: perfect order; dashes: none)",
             ylabel=f"share of {canvas.short(str(label))} found",
             xlim=(0, 1),
             ylim=(0, 1.02),
         )
-        canvas.title(ax, f"Lift of P({canvas.short(str(label))})")
+        canvas.title(ax, f"Lift of {_subject(rows, label, output)}")
         ax.grid()
     return ax
 
@@ -207,7 +216,12 @@ def draw_roc(rows: EvaluatedRows, labels: Sequence[Any], ax: Any) -> Any:
             areas.append(float(np.trapezoid(hits, others)))
             keep = _few(others, hits)
             ax.plot(others[keep], hits[keep], label=canvas.key(canvas.short(str(label))), **canvas.colour(i))
-        ax.set(xlabel="share of other rows", ylabel="share found", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+        ax.set(
+            xlabel="false positive rate: share of other rows",
+            ylabel="true positive rate: share found",
+            xlim=(-0.01, 1.01),
+            ylim=(-0.01, 1.01),
+        )
         _curve_title(ax, "ROC curve", "area under it", areas, labels)
     return ax
 
@@ -269,7 +283,7 @@ def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:
     shown = min(n, MAX_CLASSES)
     with canvas.style():
         ax = canvas.axes_for(ax, height=1.3 + 0.42 * max(2, shown))
-        ax.imshow(share[:shown, :shown], cmap=_shades(), vmin=0, vmax=1, aspect="auto")
+        ax.imshow(share[:shown, :shown], cmap=canvas.shades(), vmin=0, vmax=1, aspect="auto")
         for i, j in np.ndindex(shown, shown):
             ax.text(j, i, f"{100 * share[i, j]:.0f} %", ha="center", va="center", fontsize=8.5)
         labels = [canvas.short(name, 14) for name in names[:shown]]
@@ -281,13 +295,6 @@ def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:
         more = "" if shown == n else f", the first {shown} of {n} classes"
         canvas.title(ax, f"Confusion (percent of the true class{more})")
     return ax
-
-
-def _shades() -> Any:
-    """A color map of blue with increasing opacity, on which text is legible on white and on black."""
-    from matplotlib.colors import LinearSegmentedColormap, to_rgb
-
-    return LinearSegmentedColormap.from_list("shades", [(*to_rgb(BLUE), 0.03), (*to_rgb(BLUE), 0.55)])
 
 
 def _density_colors() -> Any:

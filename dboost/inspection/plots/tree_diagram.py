@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dboost import display
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK, VERMILION
@@ -20,6 +19,8 @@ from dboost.session.reference_sample import summary_of
 
 #: Inches of a level of splits and of a leaf; font size of the texts, and their width beside a level in points.
 _LEVEL, _LEAF, _TEXT, _ROOM = 1.6, 0.3, 7.5, 100.0
+#: Least room for the name of a category that is cut.
+_LEAST = 40.0
 
 
 def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
@@ -58,9 +59,9 @@ def _draw(tree: Tree, features: tuple[Feature, ...], may_miss: list[bool], title
                 y = [height[node], height[child], height[child]]
                 ax.plot(x, y, color=FAINT if is_leaf else GREY, linewidth=1.0, zorder=1)
                 style = {"fontsize": _TEXT, "color": GREY, "va": "bottom" if side > 0 else "top"}
-                canvas.note(ax, canvas.fitting(answer, _ROOM, _TEXT), (depth[node], height[child]), (4, 1.2 * side), **style)
+                canvas.note(ax, canvas.plain(answer), (depth[node], height[child]), (4, 1.2 * side), **style)
             ax.plot(depth[node], height[node], "o", color=BLUE, markersize=3.5, zorder=3)
-            name = canvas.fitting(feature.name, _ROOM, _TEXT)
+            name = canvas.fitting(feature.name, _ROOM, _TEXT, "bold")
             canvas.note(ax, name, (depth[node], height[node]), (5, 0), fontsize=_TEXT, weight="bold")
         leaves = np.flatnonzero(tree.feature < 0)
         largest = max(float(np.abs(tree.value[leaves]).max()), 1e-300)
@@ -68,7 +69,7 @@ def _draw(tree: Tree, features: tuple[Feature, ...], may_miss: list[bool], title
         texts = canvas.numbers(tree.value[leaves].tolist())
         for leaf, text in zip(leaves, texts, strict=True):
             value = float(tree.value[leaf])
-            reach, colour = 0.42 * value / largest, BLUE if value >= 0 else VERMILION
+            reach, colour = 0.42 * value / largest, VERMILION if value >= 0 else BLUE
             ax.plot([zero, zero + reach], [height[leaf]] * 2, color=colour, linewidth=5, solid_capstyle="butt")
             canvas.note(ax, text, (deepest + 1.42, height[leaf]), (0, 0), fontsize=_TEXT, ha="right")
             if tree.count[0]:
@@ -94,20 +95,35 @@ def _answers(tree: Tree, node: int, feature: Feature, may_miss: bool) -> tuple[s
     elif not len(codes):
         return "missing", "present"
     else:
-        up, down = _levels(feature, codes), "others"
         others = np.setdiff1d(np.arange(len(feature.categories)), codes)
-        if len(others) <= 2 or len(others) < len(codes):
-            down = _levels(feature, others)
-            up = up if len(codes) <= 2 else "others"
+        names_down = len(others) <= 2 or len(others) < len(codes)
+        names_up = not names_down or len(codes) <= 2
+        up = _levels(feature, codes, with_missing=may_miss and goes_up) if names_up else "others"
+        down = _levels(feature, others, with_missing=may_miss and not goes_up) if names_down else "others"
     if not may_miss:
         return up, down
-    return (f"{up} or missing", down) if goes_up else (up, f"{down} or missing")
+    return (f"{up}{_MISSING}", down) if goes_up else (up, f"{down}{_MISSING}")
 
 
-def _levels(feature: Feature, codes: np.ndarray) -> str:
-    """Return the names of one or two categories; of more the first one and the number of the others."""
-    names = [display.cut(str(feature.categories[code]), 14) for code in codes.tolist()] if feature.categories else []
-    return ", ".join(names) if len(names) <= 2 else f"{names[0]} +{len(names) - 1}"
+_MISSING = " or missing"
+
+
+def _levels(feature: Feature, codes: np.ndarray, *, with_missing: bool) -> str:
+    """Return the names of one or two categories, cut to the room beside a level; of more the first one and the number of the
+    others.
+
+    with_missing : whether missing values are named after them.
+    """
+    names = [str(feature.categories[code]) for code in codes.tolist()] if feature.categories else []
+    n = len(names) if len(names) <= 2 else 1
+    rest = f" and {len(names) - 1} more" if n < len(names) else ""
+    room = _ROOM - canvas.text_width(rest + (_MISSING if with_missing else ""), _TEXT)
+    if n < len(names) and canvas.text_width(names[0], _TEXT) > room and room < _LEAST:
+        return f"{len(names)} categories"
+    if canvas.text_width(", ".join(names[:n]), _TEXT) > room:
+        room = (room - 4.0 * (n - 1)) / n  # of each name, beside a comma
+        names = [canvas.unescaped(canvas.fitting(name, room, _TEXT)) for name in names[:n]]
+    return ", ".join(names[:n]) + rest
 
 
 def _heights(tree: Tree) -> np.ndarray:

@@ -129,6 +129,8 @@ MAX_ROWS = 2000
 N_BACKGROUND = 100
 #: Features with a plot of their dependence, features whose pairs are tested for interaction, classes with a calibration plot.
 N_DEPENDENCE, N_INTERACTION, N_CLASSES = 6, 6, 4
+#: Points of a plot of dependence; of a categorical feature, whose plot has a line for each, so many that it fits beside others.
+N_POINTS, N_LEVELS = 40, 20
 #: Rows of the table of drift.
 N_DRIFT = 10
 #: Largest number of leaves of a tree that is drawn: drawing takes time for each, as reading does.
@@ -445,8 +447,9 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
         return None
     scale = "raw" if context.ensemble.classes is None or rows is None else "prediction"
     names = context.important[:N_DEPENDENCE]
-    drawn = [booster.plot_partial_dependence(rows, name, scale=scale, grid=40) for name in names]
     numeric = {feature.name for feature in context.ensemble.features if feature.categories is None}
+    points = [N_POINTS if name in numeric else N_LEVELS for name in names]
+    drawn = [booster.plot_partial_dependence(rows, name, scale=scale, grid=n) for name, n in zip(names, points, strict=True)]
     effects.share_values(drawn, [name in numeric for name in names])
     figures = list(map(embed, drawn))
     content: dict[str, Any] = {"figures": figures, "n_rows": None if rows is None else len(rows), "pairs": None}
