@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import pandas as pd
@@ -238,6 +238,9 @@ class CVResult:
 
     def __getattr__(self, name: str) -> Any:
         raise unknown_attribute(self, name, hints=OF_CROSS_VALIDATION)
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise InputTypeError(f"a result of cv has no item {key!r:.60}: see best_score, and the frames summary and scores")
 
     def _repr_html_(self) -> str:
         scores = [

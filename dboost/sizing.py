@@ -35,7 +35,7 @@ from dboost.display import counted, duration, html_card
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.threads import is_small
 from dboost.losses.deviance import SquaredError
-from dboost.params import Integer, Parameters
+from dboost.params import Integer, Parameters, accepts_peer_names
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
@@ -163,6 +163,12 @@ class Plan:
 
 
 @short_traceback
+@accepts_peer_names(
+    aliases={
+        **dict.fromkeys(("n_rows", "num_rows", "n_samples", "data", "table"), "rows"),
+        **dict.fromkeys(("n_columns", "num_columns", "n_features", "num_features", "target"), "columns"),
+    }
+)
 def plan(
     rows: int | TableLike,
     columns: int | str | Sequence[str] | None = None,

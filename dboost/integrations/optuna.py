@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dboost.display import as_read
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
+from dboost.losses.deviance import SquaredError
 from dboost.tracebacks import short_tracebacks
 from dboost.training.callbacks import Iteration
+from dboost.training.history import NOT_SCORES
 
 try:
     import optuna
@@ -62,11 +65,10 @@ class PruningCallback:
 
     def __call__(self, iteration: Iteration) -> None:
         """Report the metric of an iteration; raise `optuna.TrialPruned` if the pruner decides so."""
-        column = self._column(iteration.record)
+        column, value = self._value(iteration.record)
         self._check_direction(column, iteration.greater_is_better.get(column))
         if iteration.iteration % self._every:
             return
-        value = float(iteration.record[column])
         if math.isnan(value):  # the metrics of a search are not evaluated in the fit of all rows
             return
         self._trial.report(value, step=iteration.iteration)
@@ -89,9 +91,14 @@ class PruningCallback:
                 f"make the study with direction={wanted.name.lower()!r}"
             )
 
-    def _column(self, record: dict[str, Any]) -> str:
-        """Return the column of the history that has the metric."""
+    def _value(self, record: dict[str, Any]) -> tuple[str, float]:
+        """Return the column of the metric in a record, and its value; the root of squared errors by the name of the history."""
+        scores = {name: value for name, value in record.items() if name not in NOT_SCORES}
+        roots = {as_read(name, value, SquaredError.name)[0]: name for name, value in scores.items() if name != "train_loss"}
         for name in (self._metric, f"eval_{self._metric}", f"validation_{self._metric}"):
-            if name in record:
-                return name
-        raise ParameterError(f"there is no metric {self._metric!r}: give one of the columns {', '.join(map(repr, record))}")
+            if name in scores:
+                return name, float(scores[name])
+            if name in roots:
+                return roots[name], float(as_read(roots[name], scores[roots[name]], SquaredError.name)[1])
+        names = ", ".join(map(repr, dict.fromkeys((*roots, *scores))))
+        raise ParameterError(f"there is no metric {self._metric!r}: give one of the columns {names}")

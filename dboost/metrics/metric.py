@@ -348,4 +348,5 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ParameterError(f"eval_metric {name!r} returned {value!r:.60}, which is not a number") from None
+        alone = "; return the number alone" if isinstance(value, tuple) else ""
+        raise ParameterError(f"eval_metric {name!r} returned {value!r:.60}, which is not a number{alone}") from None

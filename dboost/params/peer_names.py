@@ -138,10 +138,11 @@ ALIASES: dict[str, str] = {
         )
     ),
 }
+_N_SHOWN = "max_num_features max_display top_n top top_k n n_features num_features"
 #: Aliases of the functions that predict.
 PREDICTION_ALIASES = _by_name({"X": "data", "raw_score": "output_margin", "n_threads": _THREADS})
 #: Those of the methods that interpret the trees.
-TREE_ALIASES = PREDICTION_ALIASES | _by_name({"max_features": "max_display max_num_features top_n top"})
+TREE_ALIASES = PREDICTION_ALIASES | _by_name({"max_features": _N_SHOWN})
 #: Aliases of the other methods of models.
 MODEL_ALIASES = _by_name(
     dict(
@@ -152,9 +153,9 @@ MODEL_ALIASES = _by_name(
         random_state="seed random_seed",
         decay="decay_rate refit_decay_rate",
         kind="importance_type",
-        max_features="max_num_features max_display top_n top",
+        max_features=_N_SHOWN,
         path="fname filename",
-        i="tree_index num_trees",
+        i="tree_index tree_idx tree_id tree index num_trees",
     )
 )
 #: Names of rows and targets in the methods of scikit-learn.
@@ -219,6 +220,8 @@ HINTS = _by_name({
         "valid_data_file test_data_file valid_filenames X_val y_val sample_weight_val offset_val validation_fraction",
     f"give leaf_penalty: {_GAIN}, so gamma=2 is leaf_penalty=1": "gamma min_split_loss",
     f"give min_gain: {_GAIN}, so min_split_gain=2 is min_gain=1": "min_split_gain min_gain_to_split",
+    "give client, such as client=dask.distributed.Client(cluster)": "cluster scheduler address scheduler_address",
+    "give filter, such as filter=\"age > 30\", to choose rows; dboost has no losses for ranking": "query",
     f"give offset: {_OFFSET}": "init_score base_margin baseline base_score boost_from_average init",
     _GBDT:
         "booster boost sampling_method data_sample_strategy bootstrap_type "
@@ -230,7 +233,7 @@ HINTS = _by_name({
     _FOREST: "boosting_type num_parallel_tree bootstrap max_samples",
     _DETERMINISTIC: "deterministic seed_per_iteration has_time",
     _RANKING:
-        "query qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
+        "qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
         "lambdarank_pair_method lambdarank_num_pair_per_sample lambdarank_unbiased lambdarank_bias_norm "
         "lambdarank_score_normalization lambdarank_position_bias_regularization ndcg_exp_gain map_at ndcg_at map_eval_at "
         "ndcg_eval_at bagging_by_query position allow_group_split lambdarank_normalization",
@@ -277,14 +280,14 @@ HINTS = _by_name({
         "path_smooth cegb_tradeoff cegb_penalty_split cegb_penalty_feature_lazy cegb_penalty_feature_coupled ccp_alpha "
         "min_impurity_decrease min_weight_fraction_leaf min_samples_split penalties_coefficient first_feature_use_penalties "
         "per_object_feature_penalties model_shrink_rate model_shrink_mode",
-    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes max_memory memory memory_budget",
+    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes max_memory memory memory_budget low_memory",
     "give step: 'leaf', 'line_search' or 'constant'":
         "leaf_estimation_method leaf_estimation_iterations leaf_estimation_backtracking",
     "give start_from": "input_model model_in model_input warm_start",
     "give offset the logarithm of the exposure, such as offset=np.log(exposure), for losses whose raw score is one": "exposure",
     "give filter, such as filter=\"age > 30\"": "where",
     "the target decides, or loss: \"log_loss\" for classes, \"squared_error\" for numbers": "task",
-    "give features, the columns to use": "drop drop_columns exclude",
+    "give features, the columns to use": "drop drop_columns exclude columns usecols feature_columns",
     "the classes are those of the target: leave it out": "num_class num_classes classes_count class_names",
     "give callbacks": "monitor",
     "give max_delta_step": "poisson_max_delta_step",
@@ -338,6 +341,8 @@ PREDICTION_HINTS = _by_name({
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
     "call predict_proba(X)": "proba probability probabilities",
     "call drift(X)": "check_drift drift",
+    "call calibrate(data, target, coverage=0.9), and then predict_interval(X)":
+        "interval intervals prediction_interval coverage",
     "dboost has no DART: leave it out": "training",
 })  # fmt: skip
 #: Those of methods whose result has no offset.
@@ -347,7 +352,9 @@ TREE_HINTS = PREDICTION_HINTS | dict.fromkeys(
 #: Those of the other methods of models.
 MODEL_HINTS = _by_name({
     "call truncate(n_iterations), or write model[:n]":
-        "num_iteration start_iteration end_iteration iteration iteration_range ntree_limit best_ntree_limit",
+        "num_iteration start_iteration end_iteration iteration_range ntree_limit best_ntree_limit",
+    "give i, the position of a tree, or call truncate(n_iterations) first": "iteration",
+    "end the path with .gz, such as \"model.json.gz\"": "compress compression gzip",
     "the rows of the same table are chosen by filter or before: leave it out": "subset",
     "draw on ax: give ax, and change it afterwards":
         "height width xlim ylim title xlabel ylabel figsize dpi grid precision orientation show_info rankdir fmap "
@@ -376,7 +383,8 @@ ATTRIBUTES = _by_name({
     "call dboost.from_xgboost(model)": "from_xgboost",
     "call dboost.from_lightgbm(model)": "from_lightgbm",
     "call to_onnx(path), to_xgboost_json(path) or to_treelite()":
-        "export export_model convert to_pmml to_coreml to_xgboost to_lightgbm to_onnx_model save_onnx export_onnx onnx",
+        "export export_model export_xgboost save_xgboost convert "
+        "to_pmml to_coreml to_xgboost to_lightgbm to_onnx_model save_onnx export_onnx onnx",
     "see n_iter_":
         "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_ get_num_boosting_rounds n_trees ntrees "
         "num_iterations n_iterations n_iter num_boost_round num_rounds",
@@ -391,7 +399,8 @@ ATTRIBUTES = _by_name({
         "set_network free_network free_dataset",
     "call truncate(n_iterations) of the model (booster_ of an estimator)": "rollback_one_iter shrink slice_trees prune",
     "see the frame history, or call predict(X) and a metric":
-        "eval eval_set eval_train eval_valid evaluate eval_metrics get_test_eval test_score",
+        "eval eval_set eval_train eval_valid evaluate eval_metrics get_test_eval test_score metrics metric auc accuracy rmse "
+        "mae r2 logloss log_loss f1",
     "see sources": "attr set_attr metadata meta info",
     "see features of the model (booster_ of an estimator)": "feature_types get_categories categories cat_features",
     "see n_features_in_": "num_features num_feature n_features_ n_features",
@@ -426,7 +435,7 @@ ATTRIBUTES = _by_name({
         "plot_pdp plot_dependence plot_partial plot_ice plot_ale plot_pd pdp_plot plot_effects",
     "call plot_tree(i), or to_frame()":
         "to_dot to_graphviz create_tree_digraph plot_trees export_graphviz export_text print_tree get_tree trees tree_ "
-        "show_tree visualize plot_model",
+        "show_tree visualize plot_model tree",
     "call report(path, data, target), or predict_proba(X) and a display of sklearn.metrics":
         "plot_roc plot_roc_curve plot_auc roc_curve roc_auc plot_pr plot_pr_curve plot_precision_recall plot_confusion_matrix "
         "plot_confusion confusion_matrix plot_det",
@@ -752,6 +761,8 @@ def no_loss(value: Any) -> str:
     """Return what a value may mean that is no loss, to follow it in a message: estimators take the loss by position."""
     if isinstance(value, Mapping):
         return f"; {HINTS['params']}"
+    if callable(value):
+        return ", whose methods value, gradient and hessian compute what such a function returns: see help(dboost.losses.Loss)"
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return f"; for a number of iterations give max_iter={value}" if is_number else ""
 
@@ -776,6 +787,12 @@ def accepts_peer_names(
     rest = {name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD}
     names = tuple(name for name in parameters if name not in rest)
     known = frozenset(names)
+    required = [
+        name
+        for name in names
+        if parameters[name].default is inspect.Parameter.empty
+        and parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
     most = math.inf
     if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
         most = sum(parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) for parameter in parameters.values())
@@ -790,9 +807,23 @@ def accepts_peer_names(
                 handed_on = {name: keywords.pop(name) for name in [*keywords] if known.isdisjoint((name, aliases.get(name)))}
             keywords = with_our_names(keywords | by_position, known, aliases=aliases, hints=hints, belongs=belongs)
             keywords = {name: value for name, value in keywords.items() if name not in by_position} | handed_on
-        return function(*args, **keywords)
+        try:
+            return function(*args, **keywords)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # of the call itself
+                missing = [name for name in required if name not in names[: len(args)] and name not in keywords]
+                if missing:
+                    raise _too_few(function, required, missing) from None
+            raise
 
     return call
+
+
+def _too_few(function: Callable[..., Any], required: Sequence[str], missing: Sequence[str]) -> InputTypeError:
+    """Return the error for arguments without which a function cannot be called."""
+    verb = "is" if len(missing) == 1 else "are"
+    call = f"{function.__name__}({', '.join(name for name in required if name != 'self')})"
+    return InputTypeError(f"{' and '.join(missing)} {verb} missing: call {call}")
 
 
 def _too_many(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], args: Sequence[Any]) -> InputTypeError:
@@ -804,6 +835,8 @@ def _too_many(function: Callable[..., Any], parameters: Mapping[str, inspect.Par
         names, n_given = names[1:], n_given - 1
     if any(isinstance(value, Mapping) for value in args):
         advice = HINTS["params"]
+    elif hasattr(args[0], "scheduler_info"):
+        advice = f"give the client by name, {function.__name__}({', '.join(names)}, client=client)"
     else:
         others = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
         advice = f"give the others by name{f', such as {others[0]}=…' if others else ''}"

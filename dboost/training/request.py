@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -205,7 +206,22 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
         if not callable(callback):
             where = "; give early_stopping=dboost.EarlyStopping(…)" if isinstance(callback, EarlyStopping) else ""
             raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}{where}")
+        if not _takes_one_argument(callback):
+            raise InputTypeError(
+                "a callback is called with one argument, a dboost.Iteration, which "
+                f"{getattr(callback, '__name__', type(callback).__name__)}{inspect.signature(callback)} does not take"
+            )
     return checked
+
+
+def _takes_one_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of a function whose signature is unknown
+        return True
+    return True
 
 
 def check_group(parameters: Parameters) -> None:

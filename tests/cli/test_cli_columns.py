@@ -258,7 +258,7 @@ def test_rows_are_filtered(frame: pd.DataFrame, tmp_path: Path, monkeypatch: Any
     for data, text, message in (
         ("rows.parquet", "who > 3 or a > 1", "a text has no 'or'"),
         ("prepared", "who > 3", "--filter: prepared holds prepared data"),
-        ("rows.parquet", "whom > 3", "filter (whom > 3) "),
+        ("rows.parquet", "whom > 3", "no column 'whom', which filter uses; did you mean 'who'?"),
         ("rows.parquet", "who > 3000", "the data have no rows for which filter (who > 3000) is true"),
     ):
         assert main(["train", data, "--target", "y", "--output", "c.json", "--filter", text]) == 2

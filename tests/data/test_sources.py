@@ -329,10 +329,9 @@ def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> N
     for tuples in ([], [("count", "<")], [("count", "~", 3)], ["count", "<", 60]):
         with pytest.raises(dboost.ParameterError, match=r"filter \[.*; it is a list of tuples, such as"):
             fit(tuples)
-    with pytest.raises(dboost.DataError, match=r"filter .*nothing"):
-        fit(pc.field("nothing") < 60)
-    with pytest.raises(dboost.DataError, match="no column 'nothing', which filter uses"):
-        fit(pl.col("nothing") < 60)
+    for predicate in (pc.field("nothing") < 60, pl.col("nothing") < 60):
+        with pytest.raises(dboost.DataError, match="no column 'nothing', which filter uses"):
+            fit(predicate)
     with pytest.raises(dboost.DataError, match="filter"):
         fit(pc.field("town") < 60)
     with pytest.raises(dboost.ParameterError, match="target must be the name of a column with filter"):

@@ -158,6 +158,17 @@ def test_a_study_of_the_other_direction_is_refused(metric: str, right: str | Non
             fit(PruningCallback(optuna.create_study(direction=direction).ask(), metric))
 
 
+@pytest.mark.parametrize("metric", ["rmse", "eval_rmse"])
+def test_squared_errors_are_reported_as_the_history_shows_them(metric: str) -> None:
+    trial = optuna.create_study().ask()
+    options = {"eval_set": FRAME, "loss": "squared_error", "max_iter": 3, "progress": False}
+    booster = dboost.fit(FRAME, "y", callbacks=[PruningCallback(trial, metric)], **options)
+    values = trial.study.trials[0].intermediate_values
+    np.testing.assert_allclose([*values.values()], booster.history["eval_rmse"])
+    with pytest.raises(dboost.ParameterError, match="give one of the columns 'eval_rmse', 'eval_squared_error', 'train_loss'"):
+        dboost.fit(FRAME, "y", callbacks=[PruningCallback(trial, "eval-rmse")], **options)
+
+
 def test_the_pruning_callback_sees_the_means_of_the_folds() -> None:
     study = optuna.create_study(pruner=After(4))
     options = {"folds": 2, "max_iter": 12, "loss": "log_loss", "progress": False}

@@ -49,6 +49,7 @@ OF_MODELS = """
     to_graphviz trees_to_dataframe to_df dump_model get_dump export save save_model to_json load_model shap_values get_score
     get_fscore feature_importance feature_importances_ feature_importance_ permutation_importance importances history
     evals_result best_iteration best_score num_trees get_booster feature_names num_feature set_param update refit cv tune
+    metrics auc tree export_xgboost
     report summary describe drift data_drift predict_leaf apply predict_raw predict_margin staged_predict truncate shrink
     sources sha256 expected_value to_onnx to_matrix get_params parameters interactions score copy objective_
 """
@@ -64,11 +65,26 @@ OF_RESULTS = [
     (lambda: dboost.integrations.OptunaPruningCallback, "see dboost.integrations.optuna.PruningCallback"),
     (lambda: models()["Booster"].to_text(), "call to_frame"),
     (lambda: models()["Booster"].classification_report(), "call report"),
+    (lambda: cross_validated()["test_score"], "see best_score, and the frames"),
     (lambda: cross_validated().bestscore, "did you mean best_score"),
     (lambda: dboost.fit(X, Y, callbacks=[lambda env: env.evaluation_result_list], **SMALL), "see record"),
     (lambda: dboost.fit(X, Y, callbacks=[dboost.EarlyStopping(3)], **SMALL), "give early_stopping=dboost.EarlyStopping"),
     (lambda: dboost.fit(X, Y, exposure="a"), "give offset"),
     (lambda: dboost.fit(X, Y, resume=True), "give checkpoint"),
+    (lambda: dboost.fit(X, Y, cluster="tcp://host:1"), "give client, such as"),
+    (lambda: dboost.fit(X, Y, query="a > 1"), "give filter, such as"),
+    (lambda: dboost.fit(X.assign(y=Y), "y", filter="aa > 1"), "no column 'aa', which filter uses; did you mean 'a'"),
+    (lambda: dboost.fit(X, Y, usecols=["a"]), "give features, the columns to use"),
+    (lambda: dboost.fit(X, Y, callbacks=[lambda model, epoch, log: True]), "one argument, a dboost.Iteration"),
+    (lambda: dboost.fit(X, Y, objective=lambda y, p: (p - y, 1.0)), "methods value, gradient and hessian"),
+    (lambda: dboost.fit(X, Y, eval_set=(X, Y), eval_metric=lambda y, p: ("m", 1.0), **SMALL), "return the number alone"),
+    (lambda: dboost.fit(type("Client", (), {"scheduler_info": 0})(), X, Y), "fit\\(data, target, client=client\\)"),
+    (lambda: dboost.plan(), "rows is missing: call plan\\(rows\\)"),
+    (lambda: models()["Booster"].plot_shap_dependence("a"), "feature is missing: call plot_shap_dependence\\(X, feature\\)"),
+    (lambda: models()["regressor"].plot_calibration(X), "target is missing: call plot_calibration\\(data, target\\)"),
+    (lambda: models()["Booster"].predict(X, interval=0.9), "and then predict_interval"),
+    (lambda: models()["Booster"].save("m.json", compression="gzip"), "end the path with .gz"),
+    (lambda: models()["Booster"].plot_tree(iteration=1), "give i, the position of a tree"),
     (lambda: dboost.fit(X, Y, where="a > 1"), "give filter"),
     (lambda: dboost.fit(X, Y, max_memory="1GiB"), "give memory_limit"),
     (lambda: dboost.fit(X, Y, task="classification"), "the target decides"),
@@ -180,6 +196,13 @@ def test_attributes_that_are_no_parameters_can_be_set() -> None:
     assert vars(copy.deepcopy(estimator)).keys() == vars(estimator).keys()
     booster = copy.copy(models()["Booster"])
     booster.note = booster.metrics = "x"  # type: ignore[attr-defined]
+
+
+def test_aliases_of_methods_and_of_a_plan() -> None:
+    booster = models()["Booster"]
+    assert len(booster.plot_importance(n=1).patches) == len(booster.plot_importance(top_k=1).patches) == 1
+    assert booster.plot_tree(tree_idx=1).get_title("left") == booster.plot_tree(1).get_title("left")
+    assert dboost.plan(n_rows=1000, n_features=5) == dboost.plan(1000, 5) == dboost.plan(rows=1000, columns=5)
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])

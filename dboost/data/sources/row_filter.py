@@ -33,6 +33,8 @@ from dboost.errors import DataError, InputTypeError, reason
 
 #: The position of a row, beside the columns.
 _POSITION = "dboost position"
+#: The error of pyarrow for a column that there is not.
+_NO_MATCH = re.compile(r"No match for FieldRef\.Name\((.+?)\) in ")
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,16 @@ class RowFilter:
             used = list(dict.fromkeys(self.predicate.meta.root_names()))
             for name in used:
                 if name not in names:
-                    raise DataError(f"the data have no column {name!r}, which filter uses{Names.of(tuple(names)).hint(name)}")
+                    raise _no_column(name, names)
             return used
         text = str(self.predicate)
         return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
 
-    def kept(self, columns: Any) -> np.ndarray:
-        """Return the positions (int64, ascending) of the rows of an Arrow table that satisfy the predicate."""
+    def kept(self, columns: Any, names: Sequence[str] = ()) -> np.ndarray:
+        """Return the positions (int64, ascending) of the rows of an Arrow table that satisfy the predicate.
+
+        names : of more columns of the data, for the message about one that there is not.
+        """
         decoded = {name: _decoded(columns[name]) for name in columns.column_names}
         table = pa.table(decoded | {_POSITION: np.arange(columns.num_rows)})
         try:
@@ -99,6 +104,9 @@ class RowFilter:
         except DataError:
             raise
         except Exception as error:  # polars has errors of its own
+            missing = _NO_MATCH.search(str(error))
+            if missing is not None:
+                raise _no_column(missing[1], names, has_all=False) from None
             raise DataError(f"filter {self.predicate} cannot be evaluated: {reason(error)}") from error
         return np.sort(positions)
 
@@ -137,10 +145,11 @@ class RowFilter:
             table = pa.table(
                 {name: pa.array(data.iloc[:, names.index(name)], from_pandas=True) for name in used} or _rows(len(data))
             )
-            return _native(data).iloc[self.kept(table)]
+            return _native(data).iloc[self.kept(table, names)]
         if is_a(data, "pyarrow", "Table"):
             used = self.columns(data.column_names)
-            return _without_views(data).take(self.kept(data.select(used) if used else pa.table(_rows(data.num_rows))))
+            table = data.select(used) if used else pa.table(_rows(data.num_rows))
+            return _without_views(data).take(self.kept(table, data.column_names))
         try:
             frame = nw.from_native(data, eager_only=True)
         except TypeError:
@@ -148,7 +157,8 @@ class RowFilter:
                 f"filter names columns, and {type(data).__name__} has none: select the rows of an array instead"
             ) from None
         used = self.columns(frame.columns)
-        return frame[self.kept(frame.select(used).to_arrow() if used else pa.table(_rows(len(frame)))), :].to_native()
+        table = frame.select(used).to_arrow() if used else pa.table(_rows(len(frame)))
+        return frame[self.kept(table, frame.columns), :].to_native()
 
     def possible(self, known: Sequence[dict[str, Extremes]], schema: Any) -> np.ndarray:
         """Return which groups of rows may have rows that satisfy the predicate: bool[n]. known : by column, of each group."""
@@ -160,6 +170,9 @@ class RowFilter:
             try:
                 return self._possible(*_without_converted(known, schema))
             except pa.ArrowException:
+                missing = _NO_MATCH.search(str(error))
+                if missing is not None:
+                    raise _no_column(missing[1], schema.names) from None
                 raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
         except (TypeError, ValueError) as error:
             raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
@@ -179,6 +192,12 @@ class RowFilter:
         all_groups = dataset.FileSystemDataset(groups, schema, kind, files)
         kept = {int(fragment.path) for fragment in all_groups.get_fragments(self.predicate)}
         return np.array([k in kept for k in range(len(known))], bool)
+
+
+def _no_column(name: str, names: Sequence[str], *, has_all: bool = True) -> DataError:
+    """Return the error for a column that there is not. names : of the others; has_all : of all of them, not of some."""
+    hint = Names.of(names).hint(name)
+    return DataError(f"the data have no column {name!r}, which filter uses{hint if has_all or 'did you mean' in hint else ''}")
 
 
 def _expression_of(predicate: Any) -> Any:
