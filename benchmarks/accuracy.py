@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy --tables covtype elec2
     python -m benchmarks.accuracy --defaults
-    python -m benchmarks.accuracy --defaults --rows 30000 --threads 1 --engines dboost-auto dboost-refit catboost
+    python -m benchmarks.accuracy --defaults --rows 30000 --threads 1 --engines dboost-auto lightgbm-stopping catboost
 
 Real tables are those of `tests/helpers/real_data.py`: each seed is a random split. Generated families are small tables of
 `benchmarks/workloads.py`: each seed is a new table, with as many test rows as training rows. All libraries share the rows, so
@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import workloads
-from benchmarks.engines import AUTOMATIC, BY_DEFAULTS, ENGINES, USUAL, Settings, load_kernels, raw_score_by_defaults
+from benchmarks.defaults import DBOOST, WITHOUT_TUNING, raw_score_without_tuning
+from benchmarks.engines import ENGINES, USUAL, Settings, load_kernels
 from benchmarks.race import losses_of_rows, scores
 from benchmarks.workloads import Workload
 from tests.helpers import real_data
@@ -96,7 +97,7 @@ def measure(name: str, tables: Iterable[Rows], settings: Settings, engines: Sequ
         for engine in engines:
             began = time.process_time()
             if by_defaults:
-                raw_score = raw_score_by_defaults(engine, X, y, settings.n_classes, settings.threads)
+                raw_score = raw_score_without_tuning(engine, X, y, settings.n_classes, settings.threads)
             else:
                 raw_score = ENGINES[engine](X, y, settings).raw_score
             found[engine].setdefault("CPU s", []).append(time.process_time() - began)
@@ -134,7 +135,7 @@ def verdict(found: Found) -> str:
     """Say how far dboost is ahead of (+) or behind (−) the best other library, in the last of the scores."""
     mine = found["dboost"]
     score = list(mine)[-1]  # all of them are losses: less is better
-    best = min((engine for engine in found if engine not in AUTOMATIC), key=lambda engine: found[engine][score].mean())
+    best = min((engine for engine in found if engine not in DBOOST), key=lambda engine: found[engine][score].mean())
     lead = found[best][score] - mine[score]
     error = lead.std(ddof=1) / len(lead) ** 0.5 if len(lead) > 1 else np.nan
     word = "ahead of" if lead.mean() > error else "behind" if lead.mean() < -error else "level with"
@@ -166,7 +167,7 @@ def draw(name: str, found: Found) -> Table:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="Compare accuracy.")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--engines", nargs="+", choices=[*ENGINES, *BY_DEFAULTS], default=list(USUAL))
+    parser.add_argument("--engines", nargs="+", choices=[*ENGINES, *WITHOUT_TUNING], default=list(USUAL))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, help="at most so many rows of each real table, chosen at random")
     parser.add_argument("--trees", type=int, help="iterations of equal settings, 100 if not given")
@@ -176,8 +177,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.defaults and options.trees is not None:
         parser.error("--trees is for equal settings: each library has its own number with --defaults")
-    if not options.defaults and set(options.engines) & set(BY_DEFAULTS):
-        parser.error(f"{', '.join(BY_DEFAULTS)} are compared with --defaults only")
+    if not options.defaults and set(options.engines) & set(WITHOUT_TUNING):
+        parser.error(f"{', '.join(WITHOUT_TUNING)} are compared with --defaults only")
     trees = 100 if options.trees is None else options.trees
     seeds = range(options.seeds)
     console = Console(width=140)
@@ -198,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         how = "own defaults" if options.defaults else f"{trees} trees"
         console.print(f"{name}: {len(first[1]) + len(first[3]):,} × {first[0].shape[1]}, {len(seeds)} {kind}, {how}")
         console.print(draw(name, found))
-        if "dboost" in found and found.keys() - AUTOMATIC.keys():
+        if "dboost" in found and found.keys() - DBOOST.keys():
             console.print(verdict(found))
         for line in beside_first(found):
             console.print(line)

@@ -1,8 +1,8 @@
 """``python -m benchmarks.headline_pictures [FOLDER]``: draw the pictures of the first page (default folder: ``docs/pictures``).
 
-``headline.svg``, ``memory.svg`` and ``hosts.svg`` show figures of the tables in ``docs``, so they are drawn again when
-`benchmarks.page` has written new ones. ``killed_worker.svg`` shows a fit of this machine that loses a worker; ``--tables``
-leaves it out.
+``headline.svg``, ``field.svg``, ``memory.svg`` and ``hosts.svg`` show figures of the tables in ``docs``, so they are drawn
+again when `benchmarks.page` has written new ones. ``killed_worker.svg`` shows a fit of this machine that loses a worker;
+``--tables`` leaves it out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.page import FIELD
 from dboost.inspection.plots import canvas
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -26,6 +27,8 @@ sys.path.append(str(DOCS / "_ext"))
 
 from headline import cell, headlines, tables  # noqa: E402
 
+#: Engines whose names stand on the left of their points in the picture of libraries without tuning.
+LABELLED_LEFT = ("dboost-auto", "lightgbm-stopping")
 #: Iterations of the fit that loses a worker, and the one after which it does.
 ITERATIONS, KILLED_AFTER = 40, 15
 
@@ -69,6 +72,41 @@ def draw_headline(path: Path, bars: Mapping[str, Mapping[str, float]]) -> None:
         _save(axes[0], path)
 
 
+def draw_field(path: Path, docs: Path) -> None:
+    """Draw how much more the loss of each library is than that of `max_iter="auto"`, by the time of its fit.
+
+    A point is the median over the tables, a line reaches from the smallest to the largest of them.
+    """
+    rows = next(rows for header, *rows in tables(docs / "benchmarks.md") if header[-2:] == ["median", "× time"])
+    with canvas.style():
+        ax = canvas.new_axes(height=3.6, width=6.4)[0, 0]
+        for label, *losses, median, times in rows:
+            if not times:
+                continue  # a row of seconds
+            color = canvas.BLUE if FIELD[label].startswith("dboost") else canvas.GREY
+            x, y = float(times), _signed_number(median or "0")
+            if median:
+                more = [_signed_number(loss.split()[0]) for loss in losses]
+                ax.plot([x, x], [min(more), max(more)], color=canvas.FAINT, linewidth=3, zorder=0)
+            ax.plot(x, y, "o", color=color, markersize=6)
+            beside = {"xytext": (-7, 3), "ha": "right"} if FIELD[label] in LABELLED_LEFT else {"xytext": (7, 3)}
+            name = label.replace("`", "").replace("… with ", "").replace(", early stopping", "*")
+            ax.annotate(name, (x, y), textcoords="offset points", color=color, **beside)
+        ax.set(xscale="log", xlabel='processor time of a fit ÷ that of max_iter="auto"', ylabel="% more loss")
+        ax.set_xticks([0.2, 0.5, 1, 2, 5, 10, 20, 50], ["0.2", "0.5", "1", "2", "5", "10", "20", "50"])
+        ax.set_yscale("symlog", linthresh=2)
+        ax.set_yticks([-2, -1, 0, 1, 2, 5, 10, 20], ["−2", "−1", "0", "1", "2", "5", "10", "20"])
+        ax.minorticks_off()
+        ax.margins(x=0.12)
+        ax.grid(axis="y")
+        ax.set_title("Without tuning (*: early stopping): median and range of five tables")
+        _save(ax, path)
+
+
+def _signed_number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
 def draw_memory(path: Path, docs: Path) -> None:
     """Draw the memory that a fit adds by the size of its table."""
     rows = next(rows for header, *rows in tables(docs / "out_of_core.md") if header[1].startswith("memory added"))
@@ -105,6 +143,7 @@ def draw_hosts(path: Path, docs: Path) -> None:
 def draw_tables(folder: Path) -> None:
     """Draw all pictures that show figures of the tables in ``docs``."""
     draw_headline(folder / "headline.svg", headline_bars(DOCS))
+    draw_field(folder / "field.svg", DOCS)
     draw_memory(folder / "memory.svg", DOCS)
     draw_hosts(folder / "hosts.svg", DOCS)
 

@@ -3,8 +3,9 @@
     python -m benchmarks --all --output all.json
     python -m benchmarks.cluster --rows 1000000 --output cluster.json
     python -m benchmarks.accuracy --output equal.json
-    python -m benchmarks.accuracy --defaults --rows 30000 --seeds 3 --threads 1 --output auto.json \\
-        --tables california elec2 covtype adult hflights --engines dboost-auto dboost-refit dboost lightgbm xgboost catboost
+    python -m benchmarks.accuracy --defaults --rows 30000 --threads 1 --output auto.json \\
+        --tables hflights adult elec2 covtype california --engines dboost-auto dboost-one-fit dboost lightgbm-stopping \\
+        sklearn-stopping xgboost-stopping chimeraboost catboost
     python -m benchmarks.out_of_core --memory 900MiB 2GiB 3GiB --cluster --output files.json
     python -m benchmarks.arcbites --tables hflights covtype adult --output bites.json
     python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json --auto auto.json \\
@@ -149,20 +150,48 @@ def in_pairs(found: dict[str, dict[str, list[float]]]) -> list[str]:
     return cells
 
 
-def without_tuning(found: dict[str, dict[str, list[float]]]) -> list[str]:
-    """Return the cells of a table of rows: the mean loss of `max_iter="auto"`; how much more the others' is, with its standard
-    error over the test rows; the processor seconds, and CatBoost's divided by them.
+#: Columns of the table of libraries without tuning, and the engines of its rows by their first cells.
+FIELD_TABLES = ("hflights", "adult", "elec2", "covtype", "california")
+FIELD = {
+    '`max_iter="auto"`': "dboost-auto",
+    "… with `refit=False`": "dboost-one-fit",
+    "dboost, 100 iterations": "dboost",
+    "LightGBM, early stopping": "lightgbm-stopping",
+    "scikit-learn, early stopping": "sklearn-stopping",
+    "XGBoost, early stopping": "xgboost-stopping",
+    "ChimeraBoost": "chimeraboost",
+    "CatBoost": "catboost",
+}
+#: First cell of the row of the processor seconds of the first engine.
+FIELD_SECONDS = "… processor seconds"
+
+
+def without_tuning(report: dict[str, dict[str, dict[str, list[float]]]], label: str) -> list[str] | None:
+    """Return the cells of a row of the table of libraries without tuning, or None if a table has not been measured.
+
+    Of `max_iter="auto"` the mean loss on each table, and in a row of their own the processor seconds. Of the others how much
+    more their loss is in percent, with the standard error over the test rows; its median over the tables; and the median of the
+    processor time as a multiple, over the splits and then over the tables.
     """
-    auto = found["dboost-auto"]
-    loss = list(auto)[-1]
-    mean = np.mean(auto[loss])
-    scale = ".4f" if mean < 10 else ".0f"
-    cells = [f"{mean:{scale}}"]
-    for engine in ("dboost-refit", "dboost", "lightgbm", "xgboost", "catboost"):
-        errors = np.array(found[engine][ROWS])
-        cells.append(_signed(np.mean(found[engine][loss]) - mean, np.sqrt((errors**2).sum()) / len(errors), scale))
-    seconds = np.array(auto["CPU s"])
-    return [*cells, two_digits(float(np.median(seconds))), two_digits(float(np.median(found["catboost"]["CPU s"] / seconds)))]
+    engine = "dboost-auto" if label == FIELD_SECONDS else FIELD.get(label)
+    if engine is None or any(engine not in report.get(name, {}) for name in FIELD_TABLES):
+        return None
+    cells, more, ratios = [], [], []
+    for name in FIELD_TABLES:
+        auto, other = report[name]["dboost-auto"], report[name][engine]
+        loss = list(auto)[-1]  # log loss behind AUC
+        mean, errors = np.mean(auto[loss]), np.array(other[ROWS])
+        more.append(100 * (np.mean(other[loss]) / mean - 1))
+        ratios.append(np.median(np.array(other["CPU s"]) / np.array(auto["CPU s"])))
+        if label == FIELD_SECONDS:
+            cells.append(two_digits(float(np.median(auto["CPU s"]))))
+        elif engine == "dboost-auto":
+            cells.append(f"{mean:.4f}" if mean < 10 else f"{mean:.0f}")
+        else:
+            cells.append(_signed(more[-1], 100 * np.sqrt((errors**2).sum()) / len(errors) / mean, ".1f"))
+    if engine == "dboost-auto":
+        return [*cells, "", "" if label == FIELD_SECONDS else "1"]
+    return [*cells, f"{np.median(more):+.1f}".replace("-", "−"), two_digits(float(np.median(ratios)))]
 
 
 def _signed(more: float, error: float, scale: str) -> str:
@@ -208,15 +237,15 @@ def written(
 ) -> str:
     """Return the text of the page of benchmarks with the figures of the reports."""
 
-    def of_pairs(found: dict[str, Any], cells_of: Callable[[Any], list[str]], label: str) -> list[str] | None:
-        of_table = found.get(label.partition(",")[0])
-        return None if of_table is None else cells_of(of_table)
+    def of_pairs(losses: dict[str, Any], label: str) -> list[str] | None:
+        of_table = losses.get(label.partition(",")[0])
+        return None if of_table is None else in_pairs(of_table)
 
     tables: dict[str, CellsOf] = {
         name: partial(_cells, name, report=report, cluster=cluster) for name in (*TABLES, "summary", "on a cluster")
     }
-    for name, found in (pairs or {}).items():
-        tables[name] = partial(of_pairs, found, without_tuning if name == "without tuning" else in_pairs)
+    for name, losses in (pairs or {}).items():
+        tables[name] = partial(without_tuning, losses) if name == "without tuning" else partial(of_pairs, losses)
     text = filled(text, tables)
     if versions:
         rounds = "–".join(map(str, sorted({len(results["dboost"]["training"]) for results in report.values()})))
@@ -304,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cluster", type=Path, metavar="FILE.json", help="of python -m benchmarks.cluster --output")
     parser.add_argument("--accuracy", type=Path, metavar="FILE.json", help="of python -m benchmarks.accuracy --output")
     parser.add_argument("--defaults", type=Path, metavar="FILE.json", help="of the same with --defaults")
-    parser.add_argument("--auto", type=Path, metavar="FILE.json", help="of the same with engine dboost-auto and CatBoost")
+    parser.add_argument("--auto", type=Path, metavar="FILE.json", help="of the same without tuning: the engines above")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--out-of-core", type=Path, metavar="FILE.json", help="of python -m benchmarks.out_of_core --output")
     parser.add_argument("--arcbites", type=Path, metavar="FILE.json", help="of python -m benchmarks.arcbites --output")

@@ -16,6 +16,7 @@ from benchmarks import (
     accuracy,
     arcbites,
     cold_start,
+    defaults,
     fixed_fits,
     headline_pictures,
     latency,
@@ -36,6 +37,9 @@ from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.workloads import WORKLOADS
 from tests.helpers.tune import Tune
 from tests.project.test_docs import cell
+
+#: Libraries that are installed by hand for a benchmark.
+NOT_OF_TESTS = ("catboost", "chimeraboost")
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +127,19 @@ def test_depth_and_leaves_reach_every_library() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "tables"),
-    [(["--trees", "5"], list(accuracy.GENERATED)), (["--defaults"], ["regression", "categories"])],
+    [
+        (["--trees", "5"], list(accuracy.GENERATED)),
+        (
+            ["--defaults", "--engines", *USUAL, *sorted(set(defaults.ENGINES) - {*USUAL, *NOT_OF_TESTS})],
+            ["regression", "categories"],
+        ),
+    ],
     ids=["equal settings", "defaults"],
 )
 def test_accuracy_on_generated_tables(
     how: list[str], tables: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(defaults, "MOST_ITERATIONS", 20)
     monkeypatch.setattr(accuracy, "GENERATED", {k: replace(v, rows=600) for k, v in accuracy.GENERATED.items()})
     output = ["--output", str(folder / "losses.json")]
     accuracy.main(["--tables", *tables, "--seeds", "2", "--threads", "1", *how, *output])
@@ -207,7 +218,7 @@ def test_the_badges_of_the_readme_are_true() -> None:
 
 def test_the_pictures_of_the_first_page_show_the_figures_of_the_tables(folder: Path) -> None:
     headline_pictures.draw_tables(folder)
-    for picture in ("headline.svg", "memory.svg", "hosts.svg"):
+    for picture in ("headline.svg", "field.svg", "memory.svg", "hosts.svg"):
         drawn, stored = (
             re.findall(r">([^<>]+)</text>", (place / picture).read_text(encoding="utf-8"))
             for place in (folder, headline_pictures.DOCS / "pictures")
@@ -319,10 +330,17 @@ def test_the_tables_of_the_pages_are_written_from_the_reports(folder: Path) -> N
     figures = {"dboost 8": measured, "xgboost 8": measured | {"tree": 4.5}}
     ways = {"all rows": 0.5, "streamed": 0.5, "arcbites, 1 tree a visit, grouped anew": 0.55, "arcbites, slowly": 0.49}
     bites = [{"table": "hflights", "way": way, "loss": loss, "bytes_read": 100} for way, loss in ways.items()]
+    field = {
+        table: {
+            engine: {"CPU s": [2.0, 2.0 * k], "± over rows": [0.003, 0.004], "log loss": [0.5, 0.5 + 0.01 * (k - 1)]}
+            for k, engine in enumerate(page.FIELD.values(), 1)
+        }
+        for table in page.FIELD_TABLES
+    }
     seconds = {"dboost": [10.0, 12.0], "xgboost": [20.0, 18.0], "lightgbm": [30.0, 36.0]}
     cluster = {"2000": {}, "1000000": {engine: {"seconds": times} for engine, times in seconds.items()}}
     reports = {
-        "all": a_report(), "cluster": cluster, "accuracy": {"adult": losses}, "defaults": {"regression": losses},
+        "all": a_report(), "cluster": cluster, "accuracy": {"adult": losses}, "defaults": {"regression": losses}, "auto": field,
         "out-of-core": {"limit": 2**29, "disk": 2.0**30, "figures": figures}, "arcbites": bites,
     }  # fmt: skip
     before, arguments = {}, []
@@ -347,6 +365,9 @@ def test_the_tables_of_the_pages_are_written_from_the_reports(folder: Path) -> N
     assert rows_of(text, "accuracy in pairs")["adult, log loss"] == [
         "0.6000", "+0.0200 ± 0.0100", "+0.0400 ± 0.0200", "+0.0600 ± 0.0300",
     ]  # fmt: skip
+    assert rows_of(text, "without tuning")['`max_iter="auto"`'] == [*["0.5000"] * 5, "", "1"]
+    assert rows_of(text, "without tuning")["… processor seconds"] == [*["2.0"] * 5, "", ""]
+    assert rows_of(text, "without tuning")["dboost, 100 iterations"] == [*["+2.0 ± 0.5"] * 5, "+2.0", "2.0"]
     assert rows_of(after["out_of_core"], "sizes")["4 GiB"] == ["300 MiB", "12 s", "1.5 (2.0)", "3.0 GiB", "3.0 s"]
     assert rows_of(after["arcbites"], "a tenth in memory")["hflights, 15,700 rows per bite"][2] == "0.4900 (−2.0 %)"
     assert cell(folder / "benchmarks.md", "W1a: 1M × 28", "seconds") == "2.0", "the first page finds its figures"
