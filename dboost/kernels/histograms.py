@@ -25,8 +25,8 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 65,536 rows always fit; those of more rows do unless most gradients are large (`rows.add_sizes`). Packed histograms are stored
 as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix
 sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves. Of categorical
-features they are sums by code, with a list of the codes that occur in the node (`Levels`): a small node has few of many levels,
-and nothing but these is added up, subtracted and searched.
+features they are the sums of the codes that occur in the node, with a list of these (`Levels`): a small node has few of many
+levels, and nothing but these is added up, subtracted and searched.
 
 There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """
@@ -92,7 +92,7 @@ class HistogramRows(NamedTuple):
 
 @record
 class Levels(NamedTuple):
-    """The codes of categorical features that occur in nodes, by slot; buckets of other codes hold anything."""
+    """The codes of categorical features that occur in nodes, by slot; a feature's first buckets have their sums, in order."""
 
     codes: np.ndarray  # int32[n_slots, n_buckets]: in ascending order from the feature's first bucket on
     n: np.ndarray  # int64[n_slots, n_features]: number of them
@@ -102,7 +102,7 @@ class Levels(NamedTuple):
 @record
 class PackedSums(NamedTuple):
     """Histograms that stay packed: prefix sums over each numeric feature's buckets (the sums of the left side after each bin),
-    and sums by code of categorical ones."""
+    and sums of the codes of categorical ones: of all codes in order until they are listed, then of those in the list."""
 
     sums: np.ndarray  # int64[n_slots, n_buckets]: words ``G << 32 | H``
     counts: np.ndarray  # int64[n_slots, n_buckets]: numbers of rows; empty where they are not needed
@@ -270,34 +270,37 @@ def accumulate(words, at, n_bins, packing, prefix, slot, clear):
 @internal
 def keep_levels(words, at, n_bins, feature, packing, packed, slot, clear):
     """Add a categorical feature's packed sums by code to those in a slot, or with `clear` write them there: those of the codes
-    that `Levels.listed` allows.
+    that `Levels.listed` allows, in their order.
 
     words, at, n_bins : as in `unpack`; packed : PackedSums.
     """
-    levels, sums, counts = packed.levels, packed.sums, packed.counts
+    levels, counts = packed.levels, packed.counts
     parent, n = levels.listed[0], I(n_bins + 1)
     if parent >= 0:
         n = levels.n[parent, feature]
+    sums = row_span(packed.sums, slot, at, at + n)
     for i in range(n):
         code = I(i)
         if parent >= 0:
             code = I(levels.codes[parent, at + i])
         word = words[code] if code < words.size else I(0)
         both = ((word >> packing.high) << I(32)) + ((word >> packing.low) & packing.hessian_mask)
-        sums[slot, at + code] = both if clear else sums[slot, at + code] + both
+        sums[i] = both if clear else sums[i] + both
         if counts.size > 0:
             rows = word & packing.count_mask
-            counts[slot, at + code] = rows if clear else counts[slot, at + code] + rows
+            counts[slot, at + i] = rows if clear else counts[slot, at + i] + rows
 
 
 @internal
 def list_levels(packed, at, n_bins, feature, slot):
-    """List the codes of a categorical feature that occur in a node of which all buckets are known."""
-    n = I(0)
+    """List the codes of a categorical feature that occur in a node of which all buckets are known, and drop the others."""
+    sums, counts, n = packed.sums, packed.counts, I(0)
     for code in range(n_bins + 1):
-        if packed.sums[slot, at + code] != 0:
-            packed.levels.codes[slot, at + n] = code
-            n += 1
+        word = sums[slot, at + code]
+        sums[slot, at + n], packed.levels.codes[slot, at + n] = word, code
+        if counts.size > 0:
+            counts[slot, at + n] = counts[slot, at + code]
+        n += I(word != 0)
     packed.levels.n[slot, feature] = n
 
 
@@ -305,24 +308,25 @@ def list_levels(packed, at, n_bins, feature, slot):
 def subtract_levels(packed, at, feature, slot, subtracted):
     """Subtract a categorical feature's sums in slot `subtracted` from those in a slot, and list the codes that occur in both.
 
-    Before, the list in `slot` is that of the parent.
+    Before, both have the sums of the codes of the parent, whose list is in `slot`.
     """
-    levels, sums, counts = packed.levels, packed.sums, packed.counts
+    n = packed.levels.n[slot, feature]
+    sums, others = row_span(packed.sums, slot, at, at + n), row_span(packed.sums, subtracted, at, at + n)
+    codes = row_span(packed.levels.codes, slot, at, at + n)
+    other_codes, counts = row_span(packed.levels.codes, subtracted, at, at + n), packed.counts
     n_left = n_subtracted = I(0)
-    for i in range(levels.n[slot, feature]):
-        code = levels.codes[slot, at + i]
-        word = sums[subtracted, at + code]
-        rest = sums[slot, at + code] - word
-        if word != 0:
-            levels.codes[subtracted, at + n_subtracted] = code
-            n_subtracted += 1
-            sums[slot, at + code] = rest
-            if counts.size > 0:
-                counts[slot, at + code] -= counts[subtracted, at + code]
-        if rest != 0:
-            levels.codes[slot, at + n_left] = code
-            n_left += 1
-    levels.n[slot, feature], levels.n[subtracted, feature] = n_left, n_subtracted
+    for i in range(n):  # without a test of what occurs, which no processor can predict
+        code, word = codes[i], others[i]
+        rest = sums[i] - word
+        others[n_subtracted], other_codes[n_subtracted] = word, code
+        sums[n_left], codes[n_left] = rest, code
+        if counts.size > 0:
+            rows = counts[subtracted, at + i]
+            rows_left = counts[slot, at + i] - rows
+            counts[subtracted, at + n_subtracted], counts[slot, at + n_left] = rows, rows_left
+        n_subtracted += I(word != 0)
+        n_left += I(rest != 0)
+    packed.levels.n[slot, feature], packed.levels.n[subtracted, feature] = n_left, n_subtracted
 
 
 @internal

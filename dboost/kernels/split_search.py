@@ -71,11 +71,11 @@ def search_feature(histograms, slot, at, layout, feature, total, search, best):
 
 
 @internal
-def mark_codes(histograms, slot, at, layout, best, total_h, search, goes_left):
+def mark_codes(histograms, slot, at, layout, best, total, search, goes_left):
     """Mark the bin codes of the feature of a split that go left; the last of them is "missing".
 
-    histograms, slot, at, layout, search : as in `search_feature`; best : the split; total_h : Hessian of the node;
-    goes_left : uint8[n_codes]. If no value is missing in the node, missing values follow the larger child at prediction.
+    histograms, slot, at, layout, total, search : as in `search_feature`; best : the split; goes_left : uint8[n_codes]. If no
+    value is missing in the node, missing values follow the larger child at prediction.
     """
     feature, split_bin = I(best[FEATURE]), I(best[SPLIT_BIN])
     n_bins, is_categorical, missing_h, n = layout.n_bins[feature], layout.is_categorical[feature] != 0, 0.0, I(0)
@@ -93,10 +93,10 @@ def mark_codes(histograms, slot, at, layout, best, total_h, search, goes_left):
     if is_categorical:
         if n > 0 and search.scratch.codes[n - 1] == n_bins:
             missing_h = search.scratch.sums[1, n - 1]
-        mark_left_categories(n, n_bins, split_bin, search.limits, search.scratch, goes_left)
+        mark_left_categories(n, n_bins, split_bin, total, search.limits, search.scratch, goes_left)
     if not is_categorical:
         for code in range(n_bins):
             goes_left[code] = code <= split_bin
         goes_left[n_bins] = I(best[MISSING_LEFT])
     if missing_h == 0.0:
-        goes_left[n_bins] = 1 if best[LEFT_H] > total_h - best[LEFT_H] else 0
+        goes_left[n_bins] = 1 if best[LEFT_H] > total[1] - best[LEFT_H] else 0

@@ -52,7 +52,7 @@ import numpy as np
 
 from dboost.kernels import inlined, internal
 from dboost.kernels.records import record
-from dboost.kernels.simd import bits_to_float64, float64_to_bits, span
+from dboost.kernels.simd import bits_to_float64, float64_to_bits, row_span, span
 
 I = np.int64  # noqa: E741
 
@@ -440,39 +440,41 @@ def gather_levels(histogram, at, n_categories, limits, scratch):
 @internal
 def gather_packed_levels(packed, slot, at, feature, scratch):
     """Gather categories as `gather_levels` does, from a packed histogram."""
-    sums, codes, n = scratch.sums, scratch.codes, packed.levels.n[slot, feature]
+    sums, n = scratch.sums, packed.levels.n[slot, feature]
+    words, codes = row_span(packed.sums, slot, at, at + n), row_span(packed.levels.codes, slot, at, at + n)
     for i in range(n):
-        code = I(packed.levels.codes[slot, at + i])
-        word = packed.sums[slot, at + code]
-        g, h = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
-        sums[0, i], sums[1, i], sums[2, i] = g, h, h
-        if packed.counts.size > 0:
-            sums[2, i] = np.float64(packed.counts[slot, at + code])
-        codes[i] = code
+        sums[0, i] = np.float64(np.int32(words[i] >> I(32)))
+    for i in range(n):
+        sums[1, i] = bits_to_float64((U(words[i]) & U(0xFFFFFFFF)) | _TWO_52) - np.float64(2.0**52)
+    for i in range(n):
+        scratch.codes[i] = codes[i]
+    if packed.counts.size > 0:
+        counts = row_span(packed.counts, slot, at, at + n)
+        for i in range(n):
+            sums[2, i] = np.float64(np.int32(counts[i]))
+    else:
+        for i in range(n):
+            sums[2, i] = sums[1, i]
     return n
 
 
 @internal
-def _least_support(sums, n, limits):
-    """Return the smallest Hessian of a category of a node that is not rare."""
+def _least_support(sums, n, total, limits):
+    """Return the smallest Hessian of a category of a node that is not rare. total : the node's sums, as in `search_numeric`."""
     most = limits.min_category_hessian
-    total_g, total_h, squares = 0.0, 0.0, 0.0
-    for k in range(n):
-        h = sums[1, k]
-        total_g += sums[0, k]
-        total_h += h
-        squares += h * h
+    total_g, total_h = total[0], total[1]
     support = total_h * RARE_SHARE
     if not support < most:
         return most
     if not limits.noise > 0.0 or total_h == 0.0:
         return support
     mean = total_g / total_h
-    spread = 0.0
+    spread, squares = 0.0, 0.0
     for k in range(n):
         h = sums[1, k]
         difference = sums[0, k] - mean * h
         spread += difference * difference / h
+        squares += h * h
     excess = spread - (np.float64(n) - 1.0) * limits.noise
     if not excess > 0.0:
         return most
@@ -482,47 +484,36 @@ def _least_support(sums, n, limits):
 
 
 @internal
-def sort_levels(n, limits, scratch):
+def sort_levels(n, total, limits, scratch):
     """Sort the categories that may go left by G / (H + smoothing); ties by code. Return their number.
 
-    n : number of categories that were gathered, whose positions are sorted.
+    n : number of categories that were gathered, whose positions are sorted; total : the node's sums.
     """
     sums, keys, order, used = scratch.sums, scratch.keys, scratch.order, I(0)
-    support = _least_support(sums, n, limits)
+    support = _least_support(sums, n, total, limits)
     for k in range(n):
         h = sums[1, k]
         if h >= support:
             keys[k] = sums[0, k] / (h + limits.smoothing)
             order[used] = k
             used += 1
-    # Heap sort: no recursion, no quadratic worst case, little code to compile. Compares (key, code).
-    for root in range(used // 2 - 1, -1, -1):
-        _sift(order, keys, I(root), I(used))
-    for end in range(used - 1, 0, -1):
-        order[0], order[end] = order[end], order[0]
-        _sift(order, keys, I(0), I(end))
+    # Shell's sort: few categories are not rare, so most of it is insertion. Compares (key, code).
+    gap = I(1)
+    while 3 * gap < used:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for end in range(gap, used):
+            moving, at = order[end], I(end)
+            key = keys[moving]
+            while at >= gap:
+                before = order[at - gap]
+                if keys[before] < key or (keys[before] == key and before < moving):
+                    break
+                order[at] = before
+                at -= gap
+            order[at] = moving
+        gap = gap // 3
     return used
-
-
-@internal
-def _sift(order, keys, root, end):
-    moving = order[root]
-    key = keys[moving]
-    while True:
-        child = 2 * root + 1
-        if child >= end:
-            break
-        if child + 1 < end:
-            a, b = order[child], order[child + 1]
-            if keys[b] > keys[a] or (keys[b] == keys[a] and b > a):
-                child += 1
-        c = order[child]
-        if keys[c] > key or (keys[c] == key and c > moving):
-            order[root] = c
-            root = child
-        else:
-            break
-    order[root] = moving
 
 
 @internal
@@ -532,7 +523,7 @@ def search_categorical(n_gathered, feature, total, limits, scratch, best):
     SPLIT_BIN is the length of the prefix, negative when it is taken from the upper end.
     """
     sums, order = scratch.sums, scratch.order
-    used = sort_levels(n_gathered, limits, scratch)
+    used = sort_levels(n_gathered, total, limits, scratch)
     channel = limits.count_channel
     min_hessian = max(limits.min_hessian, 1.0)
     l2 = limits.l2 + limits.category_l2
@@ -565,14 +556,14 @@ def search_categorical(n_gathered, feature, total, limits, scratch, best):
 
 
 @internal
-def mark_left_categories(n_gathered, n_categories, split_bin, limits, scratch, goes_left):
+def mark_left_categories(n_gathered, n_categories, split_bin, total, limits, scratch, goes_left):
     """Mark the bin codes of a categorical feature that go left: goes_left[code] for its categories, and for "missing" after
     them.
 
     The split stores only the length of a prefix; the order is computed again from the categories that were gathered.
     """
     order, codes = scratch.order, scratch.codes
-    used = sort_levels(n_gathered, limits, scratch)
+    used = sort_levels(n_gathered, total, limits, scratch)
     for code in range(n_categories + 1):
         goes_left[code] = 0
     for k in range(abs(split_bin)):

@@ -316,7 +316,7 @@ def _search_pairs(summed, histograms, pairs, layout, features, search):
             gains[k, side] = gain_of(total, split, search.limits)
             child_stats(total, split, search.limits, search.direction, children[k, side, 0], children[k, side, 1])
             at = layout.offset[np.int64(split[FEATURE])] - base
-            mark_codes(histograms, slot, at, layout, split, total[1], search, pairs.goes_left[k, side])
+            mark_codes(histograms, slot, at, layout, split, total, search, pairs.goes_left[k, side])
 
 
 @internal

@@ -348,6 +348,9 @@ def _reduce_sums(growth):
             return False
         _sum_root(layout, histograms, slot, scratch.total)
         init_root(growth.nodes, scratch.total)
+        if histograms.packed is not None:
+            if histograms.packed.levels is not None:
+                return _meet(growth)  # before a thread drops the codes of the first feature that do not occur
     return True
 
 
@@ -500,8 +503,8 @@ def _mark_left(growth, node):
     nodes, left_codes = growth.nodes, growth.team.left_codes
     feature, goes_left = nodes.feature[node], scratch.goes_left
     at, n_bins = layout.offset[feature], layout.n_bins[feature]
-    best, total_h = nodes.best[node], nodes.total[node, 1]
-    mark_codes(growth.histograms, scratch.slot[node], at, layout, best, total_h, growth.search, goes_left)
+    best, total = nodes.best[node], nodes.total[node]
+    mark_codes(growth.histograms, scratch.slot[node], at, layout, best, total, growth.search, goes_left)
     nodes.missing_left[node] = goes_left[n_bins]
     if layout.is_categorical[feature] != 0 and growth.thread == 0:
         for code in range(n_bins + 1):

@@ -274,7 +274,7 @@ def test_levels_of_children(table: CodedTable, seed: int, share: float, packing:
             expected = naive_histogram(codes, table.n_codes[feature], g, h, rows.tolist())
             first, occur = layout.offset[feature], [code for code, (_, _, n) in enumerate(expected) if n]
             assert levels.codes[slot, first : first + levels.n[slot, feature]].tolist() == occur
-            at = first + np.array(occur, np.int64)
+            at = first + np.arange(len(occur))
             assert sums.sums[slot, at].tolist() == [(expected[code][0] << 32) + expected[code][1] for code in occur]
             if packing.row:
                 assert counts[slot, at].tolist() == [expected[code][2] for code in occur]

@@ -53,9 +53,9 @@ def search(channels, offset, categorical, total, limits, scratch, best):
 
 
 @njit(error_model="numpy")
-def mark_left_categories(channels, at, n_levels, cut, limits, scratch, goes_left):
+def mark_left_categories(channels, at, n_levels, cut, total, limits, scratch, goes_left):
     n = splits.gather_levels(channels, at, n_levels, limits, scratch)
-    splits.mark_left_categories(n, n_levels, cut, limits, scratch, goes_left)
+    splits.mark_left_categories(n, n_levels, cut, total, limits, scratch, goes_left)
 
 
 def used_scratch(n_codes: int) -> SearchScratch:
@@ -126,7 +126,7 @@ def goes_left(histogram: Histogram, cut: int, limits: SplitParams) -> set[int]:
     channels = np.array(histogram, np.float64).T.copy()
     n = len(histogram)
     marked = np.full(n, 9, np.uint8)
-    mark_left_categories(channels, 0, n - 1, cut, limits, used_scratch(n), marked)
+    mark_left_categories(channels, 0, n - 1, cut, channels.sum(axis=1), limits, used_scratch(n), marked)
     assert set(marked.tolist()) <= {0, 1}
     return set(np.flatnonzero(marked).tolist())
 
@@ -289,7 +289,7 @@ def sorted_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
     channels = np.array(histogram, np.float64).T.copy()
     scratch = used_scratch(len(histogram))
     n = gather_levels(channels, 0, len(histogram) - 1, limits, scratch)
-    return scratch.codes[scratch.order[: sort_levels(n, limits, scratch)]].tolist()
+    return scratch.codes[scratch.order[: sort_levels(n, channels.sum(axis=1), limits, scratch)]].tolist()
 
 
 def used_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
@@ -323,7 +323,7 @@ def search_and_mark(histograms, layout, total, search, best, goes_left):
     for feature in range(len(layout.n_bins)):
         search_feature(histograms, 0, layout.offset[feature], layout, feature, total, search, best)
     at = layout.offset[int(best[FEATURE])]
-    mark_codes(histograms, 0, at, layout, best, total[1], search, goes_left)
+    mark_codes(histograms, 0, at, layout, best, total, search, goes_left)
 
 
 @pytest.mark.parametrize("is_categorical", [False, True])
