@@ -72,6 +72,7 @@ def importance(
         raise ParameterError(f"importance of kind {kind!r} takes no {next(iter(options))}")
     if kind not in KINDS:
         hint = f"; {kind!r} is called {_OF_PEERS[kind]!r} here" if kind in _OF_PEERS else ""
+        hint = "; Shapley values are those of shap_values(X)" if str(kind).startswith("shap") else hint
         raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'{hint}")
     if per_class and ensemble.n_outputs == 1 and ensemble.outputs.labels is None:
         raise ParameterError("there is no importance per class: the model predicts numbers")

@@ -226,7 +226,7 @@ ALIASES = {
         "roc_auc": "auc AUC roc_auc_score",
         "average_precision": "aucpr average_precision_score",
         "zero_one_loss": "error binary_error multi_error merror",
-        "accuracy": "Accuracy accuracy_score",
+        "accuracy": "acc Accuracy accuracy_score",
         "balanced_accuracy": "BalancedAccuracy balanced_accuracy_score",
         "brier_score": "brier_score_loss BrierScore",
         "f1": "F1 f1_score",

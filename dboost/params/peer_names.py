@@ -220,7 +220,7 @@ HINTS = _by_name({
         "valid_data_file test_data_file valid_filenames X_val y_val sample_weight_val offset_val validation_fraction",
     f"give leaf_penalty: {_GAIN}, so gamma=2 is leaf_penalty=1": "gamma min_split_loss",
     f"give min_gain: {_GAIN}, so min_split_gain=2 is min_gain=1": "min_split_gain min_gain_to_split",
-    "give client, such as client=dask.distributed.Client(cluster)": "cluster scheduler address scheduler_address",
+    "give client, such as client=dask.distributed.Client(cluster)": "cluster scheduler address scheduler_address distributed",
     "give filter, such as filter=\"age > 30\", to choose rows; dboost has no losses for ranking": "query",
     f"give offset: {_OFFSET}": "init_score base_margin baseline base_score boost_from_average init",
     _GBDT:
@@ -243,7 +243,9 @@ HINTS = _by_name({
         "simple_ctr combinations_ctr max_ctr_complexity ctr_target_border_count counter_calc_method ctr_leaf_count_limit",
     "give min_category_hessian, a sum of Hessians": "min_data_per_group",
     _LOSS: "obj fobj",
-    _METRIC: "scoring feval custom_metric maximize disable_default_eval_metric disable_default_metric",
+    _METRIC:
+        "greater_is_better higher_is_better scoring feval custom_metric maximize disable_default_eval_metric "
+        "disable_default_metric",
     "give eval_set and see the column train_loss of the history":
         "is_provide_training_metric training_metric is_training_metric train_metric eval_train_metric",
     "see the frame history of the model": "evals_result",
@@ -256,11 +258,16 @@ HINTS = _by_name({
         "data_random_seed parser_config_file precise_float_parser column_description feature_name feature_names "
         "data_has_header data_filename config config_file train train_data train_data_file data_seed",
     _SCALAR_LEVEL: "alpha",
-    "give quantile": "quantile_alpha quantiles",
+    "give quantile": "quantile_alpha quantiles q",
     "give huber_alpha, which is a quantile of the residuals": "huber_slope delta",
+    "give max_iter": "epochs n_epochs n_trees ntrees rounds n_rounds",
+    "give learning_rate": "lr learn_rate step_size",
+    "give validation_fraction": "validation_split test_size val_size holdout",
+    "give filter, or a part of the rows; subsample draws rows for each tree": "nrows sample frac sample_frac limit",
+    "dboost reads Parquet and CSV, by the ending of the path: leave it out": "format file_format filetype",
     _SAMPLES: "bagging_freq subsample_freq sampling_frequency",
     _EARLY_STOPPING:
-        "od_type od_pval early_stopping_min_delta first_metric_only use_best_model n_iter_no_change tol "
+        "patience od_type od_pval early_stopping_min_delta first_metric_only use_best_model n_iter_no_change tol "
         "early_stopping_tolerance",
     _SEED: "bagging_seed bagging_fraction_seed feature_fraction_seed extra_seed objective_seed",
     _BINS:
@@ -280,10 +287,11 @@ HINTS = _by_name({
         "path_smooth cegb_tradeoff cegb_penalty_split cegb_penalty_feature_lazy cegb_penalty_feature_coupled ccp_alpha "
         "min_impurity_decrease min_weight_fraction_leaf min_samples_split penalties_coefficient first_feature_use_penalties "
         "per_object_feature_penalties model_shrink_rate model_shrink_mode",
-    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes max_memory memory memory_budget low_memory",
+    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes max_memory memory memory_budget low_memory max_ram "
+        "ram out_of_core external_memory",
     "give step: 'leaf', 'line_search' or 'constant'":
         "leaf_estimation_method leaf_estimation_iterations leaf_estimation_backtracking",
-    "give start_from": "input_model model_in model_input warm_start",
+    "give start_from": "input_model model_in model_input warm_start model base_model booster_model",
     "give offset the logarithm of the exposure, such as offset=np.log(exposure), for losses whose raw score is one": "exposure",
     "give filter, such as filter=\"age > 30\"": "where",
     "the target decides, or loss: \"log_loss\" for classes, \"squared_error\" for numbers": "task",
@@ -316,9 +324,9 @@ PLACES = _by_name(
 )
 #: Names in `HINTS` that are also those of notes on a model, such as ``model.feature_names = columns``.
 _NOTES = _by_name({
-    "": "baseline class_names classes_count config cv eval_names evals_result feature_name feature_names init monitor nodes "
-        "num_class num_classes param parameters params plot position predictor query ref reference task test test_data train "
-        "train_data tree valid valid_data validation_data",
+    "": "base_model baseline class_names classes_count config cv eval_names evals_result feature_name feature_names format "
+        "init limit model monitor nodes num_class num_classes param parameters params plot position predictor query ref "
+        "reference sample task test test_data train train_data tree valid valid_data validation_data",
 })  # fmt: skip
 #: How similar a new attribute of an estimator is to the name of a parameter that it is taken for. Keywords are taken for less
 #: similar ones: these are always meant as parameters.
@@ -339,7 +347,7 @@ PREDICTION_HINTS = _by_name({
         "output_result name_pred pred_name predict_name predict_result prediction_name prediction_result",
     "all trees predict: leave it out, or give iteration_range": "pred_early_stop pred_early_stop_freq pred_early_stop_margin",
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
-    "call predict_proba(X)": "proba probability probabilities",
+    "call predict_proba(X)": "proba probability probabilities type",
     "call drift(X)": "check_drift drift",
     "call calibrate(data, target, coverage=0.9), and then predict_interval(X)":
         "interval intervals prediction_interval coverage",
@@ -356,6 +364,8 @@ MODEL_HINTS = _by_name({
     "give i, the position of a tree, or call truncate(n_iterations) first": "iteration",
     "end the path with .gz, such as \"model.json.gz\"": "compress compression gzip",
     "the rows of the same table are chosen by filter or before: leave it out": "subset",
+    "give coverage, such as coverage=0.9 in place of alpha=0.1": "alpha confidence level confidence_level",
+    "Shapley values of all rows: call plot_shap_summary(X)": "plot_type",
     "draw on ax: give ax, and change it afterwards":
         "height width xlim ylim title xlabel ylabel figsize dpi grid precision orientation show_info rankdir fmap "
         "show_values values_format color",
@@ -408,7 +418,8 @@ ATTRIBUTES = _by_name({
     "see best_iteration and the frame history":
         "best_ntree_limit best_score best_score_ best_iteration_ evals_result evals_result_ get_evals_result get_best_score "
         "get_best_iteration train_score_ validation_score_",
-    "see the frame history": "history_ evals results learning_curve loss_curve_ scores scores_ log train_losses train_loss",
+    "see the frame history":
+        "history_ eval_history evals results learning_curve loss_curve_ scores scores_ log train_losses train_loss",
     "see feature_importances_": "feature_importance_",
     "call importance(kind)":
         "get_fscore get_score feature_importance get_feature_importance importances get_importance variable_importance varimp "
@@ -455,7 +466,9 @@ ATTRIBUTES = _by_name({
     "call predict(X) and a metric, such as those of sklearn.metrics": "score",
     "call predict(X, raw_score=True) of the model (booster_ of an estimator)":
         "decision_function predict_raw raw_predict predict_margin raw_scores predict_raw_score",
-    "intervals and distributions are of numbers: call predict_proba(X)": "predict_interval predict_distribution calibrate",
+    "intervals and distributions are of numbers: call predict_proba(X)": "predict_interval predict_distribution",
+    "sklearn.calibration.CalibratedClassifierCV calibrates probabilities; for a plot of them call "
+    "plot_calibration(data, target)": "calibrate",
     "call calibrate(data, target), and then predict_interval(X)":
         "predict_intervals interval prediction_interval conformal conformalize predict_quantiles predict_std predict_var",
     "call staged_predict(X)": "predict_staged staged_predictions",
@@ -476,7 +489,7 @@ _SET_IN_XGBOOST = {"best_ntree_limit", "best_score", "feature_names", "feature_t
 
 #: What to use in place of functions and classes of other libraries; `ATTRIBUTES` has methods of models.
 MODULE = _by_name({
-    "call dboost.fit(data, target)": "train fit_model train_model learn boost Trainer",
+    "call dboost.fit(data, target)": "train fit_model train_model learn boost Trainer regress classify",
     "call dboost.fit(data, target, client=client), with the client of a Dask cluster":
         "dask distributed spark ray DaskClient train_distributed connect init shutdown",
     "call dboost.cv(data, target)": "cross_validate cross_val_score CV cross_validation_score",
@@ -499,7 +512,7 @@ MODULE = _by_name({
     "use DBoostClassifier or DBoostRegressor": "XGBModel LGBMModel CatBoost DBoost Model",
     "dboost has no losses for ranking: use DBoostRegressor on the relevance, and sort the rows of a query by predict(X)":
         "XGBRanker LGBMRanker DaskXGBRanker DaskLGBMRanker CatBoostRanker DBoostRanker",
-    "call dboost.load(path)": "load_model load_booster read_model open from_file",
+    "call dboost.load(path)": "load_model load_booster read_model read open from_file",
     "call save(path) of the model": "save_model dump save_booster pickle",
     "call dboost.continue_on(chunks, target)": "update partial_fit incremental train_incremental continue_training online",
     "call dboost.plan(table, target)": "estimate estimate_memory memory plan_memory size capacity",
@@ -670,7 +683,9 @@ def unknown_in_module(name: str, known: Collection[str], of_models: Collection[s
 OF_CROSS_VALIDATION = _by_name({
     "see best_score, and summary for all iterations": "mean mean_score cv_results_ best_score_ mean_test_score std",
     "see best_iteration": "best_iteration_ n_iter_ num_boost_round",
-    "see scores, a row for each fold and iteration": "to_frame to_pandas as_pandas results items keys values history",
+    "see scores, a row for each fold and iteration":
+        "fold_scores test_scores test_score to_frame to_pandas as_pandas results items keys values history",
+    "see scores, or call plot_history() of one of the boosters": "plot plot_metric plot_history",
     "see boosters": "models estimators cvbooster best_estimator_",
 })  # fmt: skip
 #: The same of what callbacks get.

@@ -72,6 +72,22 @@ OF_RESULTS = [
     (lambda: dboost.fit(X, Y, exposure="a"), "give offset"),
     (lambda: dboost.fit(X, Y, resume=True), "give checkpoint"),
     (lambda: dboost.fit(X, Y, cluster="tcp://host:1"), "give client, such as"),
+    *(
+        (lambda name=name: dboost.fit(X, Y, **{name: 5}), words)
+        for name, words in (
+            ("epochs", "give max_iter"),
+            ("lr", "give learning_rate"),
+            ("patience", "give early_stopping=dboost.EarlyStopping"),
+            ("test_size", "give validation_fraction"),
+            ("model", "give start_from"),
+            ("nrows", "give filter, or a part of the rows"),
+            ("greater_is_better", "dboost.metrics.Metric, which knows its direction"),
+        )
+    ),
+    (lambda: models()["Booster"].calibrate(X, Y, alpha=0.1), "give coverage, such as"),
+    (lambda: models()["classifier"].calibrate(X, Y > 0), "CalibratedClassifierCV calibrates probabilities"),
+    (lambda: models()["Booster"].importance("shap"), "Shapley values are those of shap_values"),
+    (lambda: cross_validated().plot(), "plot_history\\(\\) of one of the boosters"),
     (lambda: dboost.fit(X, Y, query="a > 1"), "give filter, such as"),
     (lambda: dboost.fit(X.assign(y=Y), "y", filter="aa > 1"), "no column 'aa', which filter uses; did you mean 'a'"),
     (lambda: dboost.fit(X, Y, usecols=["a"]), "give features, the columns to use"),
