@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.page import FIELD
+from benchmarks.readme_pictures import write_dark
 from dboost.inspection.plots import canvas
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -143,6 +144,7 @@ def draw_hosts(path: Path, docs: Path) -> None:
 def draw_tables(folder: Path) -> None:
     """Draw all pictures that show figures of the tables in ``docs``."""
     draw_headline(folder / "headline.svg", headline_bars(DOCS))
+    write_dark(folder / "headline.svg")
     draw_field(folder / "field.svg", DOCS)
     draw_memory(folder / "memory.svg", DOCS)
     draw_hosts(folder / "hosts.svg", DOCS)

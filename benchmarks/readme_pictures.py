@@ -1,7 +1,8 @@
 """``python -m benchmarks.readme_pictures [FOLDER]``: draw the pictures of the README (default folder: ``docs/pictures``).
 
 ``terminal.svg`` shows a real fit: commands run in a pseudo-terminal, and its screen at the end is drawn. ``summary.svg`` plots
-the Shapley values of a model of a table that is part of scikit-learn. The badges show what ``pyproject.toml`` states. No
+the Shapley values of a model of a table that is part of scikit-learn. `TWICE` names the pictures that have a second file in
+the colors of dark color schemes. The badges show what ``pyproject.toml`` states. No
 picture loads anything from other hosts.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib.util
 import os
 import re
 import shlex
@@ -27,6 +29,9 @@ COMMANDS = (
     "dboost inspect model.json --importance",
 )
 
+
+#: Pictures that the README shows in other colors in dark color schemes: ``NAME_dark.svg``.
+TWICE = ("summary", "headline")
 
 #: Width of a character and margins of a badge, in pixels.
 CHARACTER, MARGIN = 6.6, 12
@@ -157,6 +162,21 @@ def draw_summary(path: Path) -> None:
     plt.close("all")
 
 
+def dark(svg: str) -> str:
+    """Return a picture in the colors that the documents have in dark color schemes."""
+    path = Path(__file__).parent.parent / "docs" / "_ext" / "dark_figures.py"
+    spec = importlib.util.spec_from_file_location("dark_figures", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.darkened(svg, module.dark_colors()))
+
+
+def write_dark(path: Path) -> None:
+    """Write a picture's second file."""
+    path.with_stem(f"{path.stem}_dark").write_text(dark(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_pictures", description=__doc__.split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "docs" / "pictures")
@@ -165,6 +185,7 @@ def main() -> None:
     for name, svg in badges().items():
         (folder / name).write_text(svg, encoding="utf-8")
     draw_summary(folder / "summary.svg")
+    write_dark(folder / "summary.svg")
     draw_terminal(folder / "terminal.svg")
 
 

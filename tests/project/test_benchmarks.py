@@ -191,12 +191,15 @@ def cells(drawn: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn.splitlines() if "│" in line]
 
 
-@pytest.mark.parametrize("name", ["terminal", "summary"])
+@pytest.mark.parametrize("name", ["terminal", *readme_pictures.TWICE, *(f"{name}_dark" for name in readme_pictures.TWICE)])
 def test_pictures_of_the_readme_load_nothing(name: str) -> None:
     root = Path(readme_pictures.__file__).parent.parent
     picture = (root / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
     assert f"docs/pictures/{name}.svg" in (root / "README.md").read_text(encoding="utf-8")
     assert "@font-face" not in picture and "@import" not in picture and "url(http" not in picture
+    if name.endswith("_dark"):
+        light = root / "docs" / "pictures" / f"{name.removesuffix('_dark')}.svg"
+        assert picture == readme_pictures.dark(light.read_text(encoding="utf-8")), "draw both files again"
 
 
 def test_the_badges_of_the_readme_are_true() -> None:

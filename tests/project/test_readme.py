@@ -37,6 +37,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_links_of_the_readme_lead_to_files_and_headings() -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", README)
     assert len(links) > 20
+    links += re.findall(r'\b(?:src|srcset)="([^"]+)"', README)
     for path, _, anchor in (link.partition("#") for link in links):
         assert (ROOT / path).is_file(), path
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE) if anchor else []

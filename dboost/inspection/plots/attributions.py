@@ -99,7 +99,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         if grey_dots:
             means = "; ticks: means of categories" if is_categorical.any() else ""
             label += f"\ngrey dots: {', '.join(grey_dots)}{means}"
-        canvas.x_label(ax, label)
+        canvas.x_label(ax, label, 0.74)
         canvas.title(ax, f"What moved {shapley.subject}")
         canvas.bars(ax)
         if mesh is not None:
