@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dboost
 from dboost.cluster.monitoring import prometheus_metrics
-from dboost.cluster.monitoring.dashboard import _finite, page, registry_of
+from dboost.cluster.monitoring.dashboard import _finite, _panels, page, registry_of
 from dboost.cluster.monitoring.fit_registry import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.cluster.monitoring.prometheus_metrics import Collector, WorkMeter
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
@@ -218,6 +218,26 @@ def test_metrics_of_a_fit_under_way() -> None:
     for event in EVENTS[:-1]:
         board.see(event | {"fit": "f"}, 0.0)
     assert samples(board) == METRICS
+
+
+@pytest.mark.parametrize(
+    ("columns", "panels"),
+    [
+        (["eval_log_loss", "eval_roc_auc"], {"log_loss": ["eval"], "roc_auc": ["eval"]}),
+        (["a_b_rmse", "a_b_mae", "a_c_rmse", "a_c_mae"], {"rmse": ["a_b", "a_c"], "mae": ["a_b", "a_c"]}),
+        (["late_mae", "held_out_mae"], {"mae": ["late", "held_out"]}),
+        (["a_mae", "b_rmse"], {"mae": ["a"], "rmse": ["b"]}),
+        (["mae"], {"mae": [""]}),
+    ],
+)
+def test_pictures_of_metrics_have_a_line_for_each_evaluation_set(columns: list[str], panels: dict[str, list[str]]) -> None:
+    board = FitRegistry()
+    for event in EVENTS[:-1]:
+        if event["action"] == "iteration":
+            event = event | {"scores": dict.fromkeys(columns, 0.5)}
+        board.see(event | {"fit": "f"}, 0.0)
+    drawn = {panel.name: [line.rows for line in panel.lines] for panel in _panels(board.fits["f"])}
+    assert drawn == panels
 
 
 def shown(board: FitRegistry) -> None:

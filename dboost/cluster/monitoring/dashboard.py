@@ -169,8 +169,24 @@ def _rows_and_metric(column: str, fit: FitStatus) -> tuple[str, str]:
     for rows in sorted(sets, key=len, reverse=True):
         if name.startswith(f"{rows}_"):
             return rows, name.removeprefix(f"{rows}_")
+    columns = [as_read(other, 0.0, loss)[0] for other in fit.curves if other != "train_loss"]
+    for rows in _sets(columns):
+        if name.startswith(f"{rows}_"):
+            return rows, name.removeprefix(f"{rows}_")
     rows, _, metric = name.partition("_")
     return (rows, metric) if metric else ("", name)
+
+
+def _sets(columns: list[str]) -> list[str]:
+    """Return the evaluation sets of which columns ``<set>_<metric>`` are, if each set has all metrics: as many as possible."""
+    words, known = columns[0].split("_") if columns else [], set(columns)
+    choices = []
+    for rows in ("_".join(words[:i]) for i in range(1, len(words))):
+        metrics = [column.removeprefix(f"{rows}_") for column in columns if column.startswith(f"{rows}_")]
+        sets = [column.removesuffix(f"_{metrics[0]}") for column in columns if column.endswith(f"_{metrics[0]}")]
+        if {f"{set_}_{metric}" for set_ in sets for metric in metrics} == known:
+            choices.append(sets)
+    return max(choices, key=len, default=[])  # the first one, if several have as many: names of metrics have more words
 
 
 def _polyline(points: list[tuple[int, float]], low: float, high: float, last: int) -> str:
