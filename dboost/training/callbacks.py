@@ -8,10 +8,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dboost.display import as_read
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import EarlyStopping
 from dboost.params.peer_names import OF_ITERATIONS, unknown_attribute
+from dboost.training.history import NOT_SCORES
+
+
+class Record(dict[str, Any]):
+    """A row of the history, which has the roots of squared errors by the names of `Booster.history`, too."""
+
+    def __init__(self, row: Mapping[str, Any], loss: str) -> None:
+        super().__init__(row)
+        self._loss = loss
+
+    def __missing__(self, name: str) -> Any:
+        read = [as_read(column, value, self._loss) for column, value in self.items() if column not in NOT_SCORES]
+        for shown, value in read:
+            if shown == name:
+                return value
+        raise KeyError(f"{name!r}: the scores are {', '.join(repr(shown) for shown, _ in read)}")
 
 
 @dataclass(slots=True)  # so that assigning to an unknown attribute is an error

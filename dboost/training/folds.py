@@ -30,7 +30,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
-from dboost.training.callbacks import Callback, Iteration
+from dboost.training.callbacks import Callback, Iteration, Record
 from dboost.training.fit import FitResult
 from dboost.training.progress import Progress
 from dboost.training.request import FitRequest, Fold
@@ -177,7 +177,8 @@ class FoldScores:
 
     def _decide(self) -> None:
         """Call the callbacks; runs in the thread of one fold while the others wait."""
-        iteration = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate, self._greater_is_better)
+        means = Record(self._means, self._loss)
+        iteration = Iteration(self.n_done, self.n_iterations, means, _no_model, self._rate, self._greater_is_better)
         for callback in self._callbacks:
             self._stops = bool(callback(iteration)) or self._stops
         self._rate = iteration.learning_rate

@@ -30,7 +30,7 @@ from dboost.losses.gradient_stats import GradientStats
 from dboost.model.ensemble import Ensemble, Tree, rates_of, with_rates
 from dboost.session.backend import Backend
 from dboost.session.warm_start import WarmStart
-from dboost.training.callbacks import Callback, Iteration
+from dboost.training.callbacks import Callback, Iteration, Record
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.damped_steps import damping_notes
 from dboost.training.directions import Directions
@@ -252,7 +252,8 @@ class BoostingLoop:
             self.trees.set_mark()
         self.scores.check_defined(iteration, record)
         model = partial(assemble, self)
-        now = Iteration(iteration, self.last_iteration, record, model, self.rates.rate, self.scores.greater_is_better)
+        row = Record(record, self.plan.target.loss.name) if self.callbacks else record
+        now = Iteration(iteration, self.last_iteration, row, model, self.rates.rate, self.scores.greater_is_better)
         for callback in self.callbacks:
             if callback(now):
                 self._ended_by = "a callback"

@@ -382,7 +382,10 @@ def test_callbacks_are_told_and_may_stop() -> None:
     assert all(i.n_iterations == 5 for i in iterations)
     assert booster.n_iter_ == 3
     assert booster.best_iteration is None
-    assert [i.record["eval_squared_error"] for i in iterations] == booster.history["eval_squared_error"].tolist()
+    for column in ("eval_squared_error", "eval_rmse", "train_rmse"):
+        assert [i.record[column] for i in iterations] == booster.history[column].tolist()
+    with pytest.raises(KeyError, match="'rmse': the scores are 'eval_rmse', 'train_rmse'"):
+        iterations[0].record["rmse"]
     for k, model in enumerate(models, 1):
         assert model.n_iter_ == k
         assert np.array_equal(model.predict(HELD_OUT), booster.predict(HELD_OUT, iteration_range=(0, k)))
