@@ -67,7 +67,10 @@ def remove_stale(root: Path | None = None) -> None:
             folders = [
                 Path(entry.path)
                 for entry in entries
-                if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and _is_ours(entry)
+                if entry.name.startswith("dboost-")
+                and _NAME.fullmatch(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and _is_ours(entry)
             ]
     except OSError:
         return

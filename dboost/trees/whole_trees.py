@@ -89,8 +89,10 @@ class WholeTrees:
         return self._grow(task, self._buffers, root)
 
     def _grow(self, task: TreeTask, buffers: _Buffers, root: np.ndarray | None) -> GrownTree:
-        team, shard, layout, shared = self.team, self.shard, self.shard.tree_layout, buffers.shared
-        shared = buffers.shared = shared._replace(control=team.control)
+        team, shard, layout = self.team, self.shard, self.shard.tree_layout
+        if buffers.shared.control is not team.control:  # the buffers were another team's
+            buffers.shared = buffers.shared._replace(control=team.control)
+        shared = buffers.shared
         histograms = self._histograms_for(task, buffers)
         if root is not None:
             set_root(histograms, root, layout)
