@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     elif not to_stdout:
         output_paths.check(arguments.output, "--output")
     output_paths.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
-    booster = dboost.load(arguments.model)
+    booster = _load(arguments.model, arguments.data)
     if arguments.proba and not (booster.classes_ is not None or booster.outputs.is_classification):
         raise ParameterError(f"--proba needs a model of classes or labels; {arguments.model} predicts numbers")
     if arguments.interval and arguments.proba:
@@ -85,6 +85,15 @@ def run(arguments: argparse.Namespace) -> None:
     where = "on standard output" if to_stdout else f"in {arguments.output}"
     summary = sys.stderr if to_stdout else output_paths.summary_file(arguments.output)
     print(f"{rows:,} predictions {where}", file=summary)
+
+
+def _load(model: str, data: str) -> Booster:
+    try:
+        return dboost.load(model)
+    except dboost.ModelFileError as error:
+        if PurePath(without_query(model)).suffix.lower() in _ENDINGS[1:]:
+            raise ParameterError(f"the model comes first and the rows second: write dboost predict {data} {model}") from error
+        raise
 
 
 def predictions(

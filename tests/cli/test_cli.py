@@ -640,6 +640,8 @@ def test_predicting_needs_the_columns_of_the_model(here: Path, capsys: pytest.Ca
     assert "'c'" in capsys.readouterr().err
     assert status_of("predict", "model.json", "rows.csv", "--output", "out.parquet", "--proba") == 2
     assert "predicts numbers" in capsys.readouterr().err
+    assert status_of("predict", "rows.csv", "model.json", "--output", "out.parquet") == 2
+    assert "the rows second: write dboost predict model.json rows.csv" in capsys.readouterr().err
     assert files(here) == before
 
 
