@@ -221,3 +221,31 @@ def test_two_categories_are_a_table_of_their_dependence() -> None:
     assert len(ax.texts) == 60 and "20 most frequent of 40" in ax.get_title(loc="left").replace("\n", " ")
     ax = booster("plain").plot_partial_dependence(ROWS, ["level", "$plan$"], grid=[["c0", "c3"], ["_gold"]])
     assert "most frequent" not in ax.get_title(loc="left"), "the user chose them"
+
+
+#: Plots on axes of the caller.
+ON_AXES: dict[str, Any] = {
+    "importance": lambda b, ax: b.plot_importance(ax=ax),
+    "history": lambda b, ax: b.plot_history(ax=ax),
+    "tree": lambda b, ax: b.plot_tree(ax=ax),
+    "summary": lambda b, ax: b.plot_shap_summary(ROWS, ax=ax),
+    "waterfall": lambda b, ax: b.plot_waterfall(ROWS, 5, ax=ax),
+    "two categories": lambda b, ax: b.plot_partial_dependence(ROWS, ["level", "$plan$"], ax=ax),
+    "lift": lambda b, ax: b.plot_lift(frame(300, 2), "yes", ax=ax),
+}
+
+
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize("plot", ON_AXES)
+def test_texts_on_dark_axes_are_light(plot: str) -> None:
+    from matplotlib import style
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    with style.context("dark_background"):
+        ax = Figure(figsize=(7, 5)).subplots()
+        before = dict(matplotlib.rcParams) | {"backend": None}
+        ON_AXES[plot](booster("yes"), ax)
+        assert dict(matplotlib.rcParams) | {"backend": None} == before
+    dark = [text.get_text() for text in texts_of(ax.figure) if text.get_text() and sum(to_rgb(text.get_color())) < 1.0]
+    assert dark == []

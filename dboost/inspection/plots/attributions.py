@@ -11,7 +11,7 @@ import numpy as np
 from dboost.data.kinds.table_kinds import is_stream
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
-from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
+from dboost.inspection.plots.canvas import BLUE, GREY, VERMILION
 from dboost.inspection.row_functions import row_of, sample
 from dboost.inspection.shapley import Shapley, expected_value
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -80,14 +80,21 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
     with canvas.style():
         ax = canvas.axes_for(ax, height=1.0 + 0.31 * max(3.0, room.sum()), width=5.6)
         mesh = None
-        grey = {"color": canvas.DOTS, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
+        grey = {"color": canvas.DOTS, "markersize": _dot(len(block)), "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
         for y, j in zip(lines, order, strict=True):
             x = shapley.values[:, j]
             rank, at = _ranks(block[:, j]), y + _spread(x, np.zeros(len(x), np.int64))
             is_grey = np.isnan(rank) | (features[j].categories is not None)
             ax.plot(x[is_grey], at[is_grey], "o", **grey)
             if not is_grey.all():
-                dots = {"s": 7, "cmap": canvas.two_colors(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
+                dots = {
+                    "s": 1.2 * _dot(len(block)) ** 2,
+                    "cmap": canvas.two_colors(),
+                    "vmin": 0,
+                    "vmax": 1,
+                    "linewidths": 0,
+                    "rasterized": True,
+                }
                 mesh = ax.scatter(x[~is_grey], at[~is_grey], c=rank[~is_grey], alpha=0.85, **dots)
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.locator_params(axis="x", nbins=7)
@@ -127,7 +134,7 @@ def _name_means(ax: Any, x: np.ndarray, codes: np.ndarray, categories: Sequence[
     """
     levels, counts = np.unique(np.where(np.isnan(codes), -1, codes).astype(np.int64), return_counts=True)
     means = np.array([x[np.isnan(codes) if level < 0 else codes == level].mean() for level in levels])
-    ax.vlines(means, y - 0.3, y + 0.3, color=INK, linewidth=0.6, alpha=0.45)
+    ax.vlines(means, y - 0.3, y + 0.3, color=canvas.ink(ax), linewidth=0.6, alpha=0.45)
     low, high = ax.get_xlim()
     width = ax.get_window_extent().width * 72 / ax.figure.dpi
     frequent = np.flatnonzero(counts >= min(_LEAST_ROWS, counts.max()))
@@ -149,7 +156,7 @@ def _name_means(ax: Any, x: np.ndarray, codes: np.ndarray, categories: Sequence[
     style = {"fontsize": _NAME_SIZE, "ha": "center", "va": "top"}
     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": (0.5, 1.0)}
     for i, place in zip(chosen, placed(chosen), strict=True):
-        ax.vlines(means[i], y - 0.42, y + 0.38, color=INK, linewidth=1.3)
+        ax.vlines(means[i], y - 0.42, y + 0.38, color=canvas.ink(ax), linewidth=1.3)
         canvas.note(ax, texts[i], (means[i], y - 0.42), (place - wanted[i], -4.5), arrowprops=line, **style)
 
 
@@ -165,6 +172,11 @@ def _apart(wanted: Sequence[float], widths: Sequence[float], total: float) -> np
             groups[-2:] = [groups[-2] + groups[-1]]
     shifts = np.concatenate([np.full(len(group), np.mean(group)) for group in groups])
     return np.asarray(np.clip(shifts, widths[0] / 2, max(total - widths[-1] / 2 - steps[-1], widths[0] / 2)) + steps)
+
+
+def _dot(n: int) -> float:
+    """Return the diameter of the dots of n rows in points."""
+    return 2.4 if n > 100 else 4.0
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:
@@ -277,7 +289,7 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
     block = sample(X, ensemble, MAX_POINTS)[1].block
     shapley = _attributions(ensemble, block, output, background)
     values, x, feature = shapley.values[:, j], block[:, j], ensemble.features[j]
-    dots: dict[str, Any] = {"color": BLUE, "markersize": 2.4, "markeredgewidth": 0, "alpha": 0.45}
+    dots: dict[str, Any] = {"color": BLUE, "markersize": _dot(len(x)), "markeredgewidth": 0, "alpha": 0.45}
     more = ""
     with canvas.style():
         present = ~np.isnan(x)
@@ -287,7 +299,7 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
             ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
             if not present.all():
                 mean = values[~present].mean()
-                ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
+                ax.axhline(mean, color=canvas.ink(ax), linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
             ax.set_xlabel(canvas.short(feature.name, 40))
             canvas.y_label(ax, f"effect on the {shapley.unit}")

@@ -24,6 +24,7 @@ from dboost.errors import MissingExtraError
 from dboost.model.ensemble import Ensemble
 
 INK, GREY, FAINT = "#1b1f24", "#6b7280", "#d5d9df"
+FAINT_ON_BLACK = "#3a404a"
 #: Of dots without a value, on white as on black.
 DOTS = "#9299a5"
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
@@ -181,7 +182,26 @@ def axes_for(ax: Any, *, height: float = 3.1, width: float = WIDTH) -> Any:
     if ax is None:
         return new_axes(height=height, width=width)[0, 0]
     _format_ticks(ax)
+    _take_colors(ax)
     return ax
+
+
+def _take_colors(ax: Any) -> None:
+    """Write all texts in the color that the caller's axes have, which may be dark; `style` restores the settings."""
+    import matplotlib
+    from matplotlib.colors import to_rgb
+
+    settings: Any = matplotlib.rcParams
+    for name in ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"):
+        settings[name] = ink(ax)
+    grid = FAINT_ON_BLACK if sum(to_rgb(ink(ax))) > 1.5 else FAINT
+    ax.tick_params(grid_color=grid, grid_linewidth=STYLE["grid.linewidth"])
+    ax.set_axisbelow(True)
+
+
+def ink(ax: Any) -> Any:
+    """Return the color of texts and of the darkest lines of axes."""
+    return ax.xaxis.label.get_color()
 
 
 def bars(ax: Any) -> None:

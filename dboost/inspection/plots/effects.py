@@ -10,7 +10,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
-from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK
+from dboost.inspection.plots.canvas import BLUE, FAINT, GREY
 from dboost.model.ensemble import Ensemble
 from dboost.params import Integer
 
@@ -196,7 +196,7 @@ def _rug(ax: Any, table: pd.DataFrame, name: str, axis: str) -> None:
         transform = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
         for decile in deciles:
             ends: tuple[Any, Any] = ([decile, decile], [0.0, 0.03])
-            for colour, width in (("white", 2.2), (INK, 0.9)):
+            for colour, width in ((ax.get_facecolor(), 2.2), (canvas.ink(ax), 0.9)):
                 ax.plot(*(ends if axis == "x" else ends[::-1]), transform=transform, color=colour, linewidth=width, zorder=4)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data.columns.labels import Names
-from dboost.display import as_read, number
+from dboost.display import as_read, counted, number
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
@@ -49,7 +49,11 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
     if ax is not None and len(panels) > 1:
         raise ParameterError(f"the history has {len(panels)} metrics, and the plot creates its own axes: leave ax out")
     with canvas.style():
-        grid = canvas.new_axes(len(panels), height=0.5 + 2.5 * len(panels), sharex=True)[:, 0] if ax is None else np.array([ax])
+        grid = (
+            canvas.new_axes(len(panels), height=0.5 + 2.5 * len(panels), sharex=True)[:, 0]
+            if ax is None
+            else np.array([canvas.axes_for(ax)])
+        )
         for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
             for rows, column in lines:
                 i = 0 if rows == "training" else 1 + sum(rows_of_line != "training" for rows_of_line, c in lines if c < column)
@@ -97,11 +101,13 @@ def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> 
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
-        _draw_shares(ax, is_class, probability, groups, weight)
-        ax.set_xlabel(f"predicted probability ({len(groups)} groups of rows)\n(dashes: perfect; lines: 95 % intervals)")
+        ends = _draw_shares(ax, is_class, probability, groups, weight)
+        ax.set_xlabel(
+            f"predicted probability ({counted(len(groups), 'group')} of rows)\n(dashes: perfect; lines: 95 % intervals)"
+        )
         canvas.y_label(ax, f"share of {canvas.short(str(label))}")
-        largest = max(float(line.max()) for line in ax.lines[-1].get_data())
-        reach = 1.0 if largest > 0.5 else 1.3 * largest  # of a rare class, most of the square is empty
+        largest = max(float(ends.max()), float(ax.lines[-1].get_xdata().max()))
+        reach = 1.0 if largest > 0.7 else 1.1 * largest  # of a rare class, most of the square is empty
         ax.set(xlim=(-0.02 * reach, 1.02 * reach), ylim=(-0.02 * reach, 1.02 * reach))
         canvas.title(ax, f"Calibration of {_subject(rows, label, output)}")
         ax.grid()
@@ -125,12 +131,12 @@ def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
 
 
 def _draw_shares(ax: Any, hits: np.ndarray, by: np.ndarray, groups: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """Draw the share of hits in each group over the group's mean of `by`; return the lower ends of the intervals."""
+    """Draw the share of hits in each group over the group's mean of `by`; return the ends of the intervals."""
     share, at = (np.array([np.average(values[group], weights=weight[group]) for group in groups]) for values in (hits, by))
     low, high = _wilson(share, np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups]))
     ax.vlines(at, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
     ax.plot(at, share, "o-", color=BLUE, markersize=4.5)
-    return low
+    return np.array([low, high])
 
 
 def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +164,7 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.axhline(calibration.coverage, color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
-        low = _draw_shares(ax, is_inside, by, groups, weight)
+        low, _ = _draw_shares(ax, is_inside, by, groups, weight)
         ax.set(
             xlabel="middle of the interval (all are equally wide)" if is_constant else "width of the interval",
             ylabel="share of targets within",

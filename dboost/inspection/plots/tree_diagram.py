@@ -12,7 +12,7 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
-from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, INK, VERMILION
+from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 from dboost.session.reference_sample import summary_of
@@ -75,7 +75,7 @@ def _draw(tree: Tree, features: tuple[Feature, ...], may_miss: list[bool], title
             if tree.count[0]:
                 n_rows = f"{int(tree.count[leaf]):,} rows"
                 canvas.note(ax, n_rows, (deepest + 1.95, height[leaf]), (0, 0), fontsize=_TEXT, ha="right", color=GREY)
-        ax.plot([zero] * 2, [-0.45, tree.n_leaves - 0.55], color=INK, linewidth=0.6)
+        ax.plot([zero] * 2, [-0.45, tree.n_leaves - 0.55], color=canvas.ink(ax), linewidth=0.6)
         canvas.title(ax, canvas.plain(title))
         legend = "bars: what the leaf adds to the raw score"
         canvas.note(ax, legend, (1, 0), (0, -4), xycoords="axes fraction", ha="right", va="top", fontsize=_TEXT, color=GREY)
