@@ -15,7 +15,8 @@ import pytest
 
 import dboost
 from dboost import Booster
-from dboost.inspection.plots import canvas
+from dboost.inspection.plots import canvas, performance
+from dboost.inspection.row_functions import EvaluatedRows
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -111,6 +112,18 @@ def test_texts_do_not_overlap_and_numbers_are_written_alike(plot: str, target: s
     ]
     assert outside == []
     assert [text.get_text() for text in texts if WRONG.search(text.get_text())] == []
+
+
+@pytest.mark.parametrize("target", ["yes", "grade", "rating"])
+def test_names_of_classes_beside_confusion_matrices_stay_different(target: str) -> None:
+    ax = performance.draw_confusion(EvaluatedRows(booster(target).ensemble, frame(300, 2), target), None)
+    ax.figure.draw_without_rendering()
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert len(set(names)) == len(names) == len(ax.get_yticklabels())
+    boxes = [text.get_window_extent() for text in texts_of(ax.figure) if text.get_text()]
+    for box, other in combinations(boxes, 2):
+        assert min(box.x1, other.x1) - max(box.x0, other.x0) <= 1 or min(box.y1, other.y1) - max(box.y0, other.y0) <= 2
+    assert all(box.x0 >= -1 and box.y0 >= -1 for box in boxes)
 
 
 def texts_of(figure: Any) -> Iterator[Any]:

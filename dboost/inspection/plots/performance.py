@@ -288,12 +288,15 @@ def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:
     n = len(names)
     shown = min(n, MAX_CLASSES)
     with canvas.style():
-        ax = canvas.axes_for(ax, height=1.3 + 0.42 * max(2, shown))
+        labels = canvas.distinct(names[:shown])
+        widths = [canvas.text_width(label, 8.5) for label in labels]
+        is_turned = max(widths) > 72 * (canvas.WIDTH - 1.0 - max(widths) / 72) / shown - 4
+        ax = canvas.axes_for(ax, height=1.3 + 0.42 * max(2, shown) + (max(widths) / 72 if is_turned else 0.0))
         ax.imshow(share[:shown, :shown], cmap=canvas.shades(), vmin=0, vmax=1, aspect="auto")
         for i, j in np.ndindex(shown, shown):
-            ax.text(j, i, f"{100 * share[i, j]:.0f} %", ha="center", va="center", fontsize=8.5)
-        labels = [canvas.short(name, 14) for name in names[:shown]]
-        ax.set_xticks(range(shown), labels, rotation=0 if shown <= 4 else 45)
+            unit = " %" if shown <= 6 else ""  # the title has it
+            ax.text(j, i, f"{100 * share[i, j]:.0f}{unit}", ha="center", va="center", fontsize=8.5)
+        ax.set_xticks(range(shown), labels, rotation=90 if is_turned else 0)
         ax.set_yticks(range(shown), labels)
         ax.set(xlabel="predicted", ylabel="true class")
         ax.tick_params(length=0)

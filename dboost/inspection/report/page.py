@@ -319,7 +319,9 @@ def _table(frame: pd.DataFrame, write: Callable[[Sequence[float]], list[str]] = 
 
 
 def _halves(table: ReportTable) -> list[ReportTable]:
-    """Return a table of few columns as two, which stand side by side on a wide page."""
+    """Return a table of at most three columns as two, which stand side by side on a wide page."""
+    if len(table.names) > 3:
+        return [table]
     middle = -(-len(table.rows) // 2)
     return [table._replace(rows=rows) for rows in (table.rows[:middle], table.rows[middle:]) if rows]
 
