@@ -262,3 +262,11 @@ def test_texts_on_dark_axes_are_light(plot: str) -> None:
         assert dict(matplotlib.rcParams) | {"backend": None} == before
     dark = [text.get_text() for text in texts_of(ax.figure) if text.get_text() and sum(to_rgb(text.get_color())) < 1.0]
     assert dark == []
+
+
+def test_ticks_that_are_not_shown_do_not_change_the_others() -> None:
+    rows = pd.DataFrame({"a": np.linspace(0, 9000, 300)})
+    ax = dboost.fit(rows, rows["a"] / 100, max_iter=5).plot_partial_dependence(rows, "a")
+    ax.set_xlim(-10, 9300)
+    ax.figure.draw_without_rendering()
+    assert "8000" in [label.get_text() for label in ax.get_xticklabels()]

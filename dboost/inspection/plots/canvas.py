@@ -153,15 +153,17 @@ def _ticks() -> Any:
             return ticks([x])[0]
 
         def format_ticks(self, values: Any) -> list[str]:
-            return ticks(values)
+            axis: Any = self.axis
+            low, high = sorted(axis.get_view_interval())  # there is a tick beyond each of them, without a label
+            return ticks(values, [value for value in values if low <= value <= high])
 
     return Ticks
 
 
-def ticks(values: Sequence[float]) -> list[str]:
-    """Return the labels of ticks: the same decimals, as few as distinguish them, and separators if one of them has one."""
+def ticks(values: Sequence[float], shown: Sequence[float] = ()) -> list[str]:
+    """Return the labels of ticks: the same decimals, as few as distinguish them, and separators if one of the shown has one."""
     values = [float(value) for value in values]
-    largest = max(map(abs, values), default=0.0)
+    largest = float(max(map(abs, shown or values), default=0.0))
     factor, unit = _unit(largest)
     scaled = [value / factor for value in values]
     step = min((b - a for a, b in pairwise(sorted(set(scaled)))), default=largest / factor)
