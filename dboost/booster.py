@@ -611,6 +611,7 @@ class Booster(metaclass=AnswersGuesses):
 
     def _margins(self) -> Calibration:
         if self.calibration is None:
+            self.outputs.check_intervals()
             raise ParameterError(
                 "the model has no margins for intervals: booster.calibrate(rows, target) returns the model with margins, from "
                 "rows that it has not been trained on"

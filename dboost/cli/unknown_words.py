@@ -118,6 +118,8 @@ def _options(words: Sequence[str]) -> Iterator[_Unknown]:
 def _setting(word: _Unknown, parameters: Settable) -> str | None:
     """Return the ``--set`` for an option that is a parameter; None for others."""
     ours = ALIASES.get(word.key, word.key)
+    if ours == "early_stopping":  # which is no value that can be written
+        ours = "early_stopping_rounds"
     if parameters is None or ours not in parameters[0]:
         return None
     value = "true" if word.value is None else str(our_value(word.key, word.value))

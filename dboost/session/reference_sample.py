@@ -120,6 +120,20 @@ def damped_steps(asked: Parameters, learning: Parameters) -> str:
     return f"steps are damped: {', '.join(changed)}" if changed else ""
 
 
+def warn_of_damping(model: Ensemble, n_rows: int, asked: Parameters, learning: Parameters) -> None:
+    """Warn if steps are damped though the rows that continue a model are at least twice those that it has learned from.
+
+    Then the new rows alone may make a better model than one that hardly moves. model, asked, learning : see `warn_of_drift`.
+    """
+    known = [source["rows"] for source in model.sources if source.get("rows")]
+    damped = damped_steps(asked, learning)
+    if known and damped and n_rows >= 2 * sum(known):
+        warn(
+            f"{damped}, though the {n_rows:,} new rows are more than the {sum(known):,} that the model has learned from: "
+            "continue_steps='full' uses full steps"
+        )
+
+
 def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
     """Warn if the rows that continue a model have drifted from those of the model's last source.
 

@@ -142,7 +142,10 @@ def rounds_of_rule(rule: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         If it is no `EarlyStopping`, or beside `early_stopping_rounds`.
     """
     if not isinstance(rule, EarlyStopping):
-        raise ParameterError(f"early_stopping={rule!r:.60} must be a dboost.EarlyStopping, such as dboost.EarlyStopping(20)")
+        raise ParameterError(
+            f"early_stopping={rule!r:.60} must be a dboost.EarlyStopping, such as dboost.EarlyStopping(20); "
+            "early_stopping_rounds takes a number"
+        )
     if parameters.get("early_stopping_rounds") is not None:
         raise ParameterError("early_stopping and early_stopping_rounds are two rules to stop by: give one")
     return {"early_stopping_rounds": rule.rounds}

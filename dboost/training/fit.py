@@ -34,7 +34,14 @@ from dboost.schema import Feature
 from dboost.session.backend import Backend
 from dboost.session.cut_groups import check_groups, group_runs
 from dboost.session.fit_records import Chosen
-from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, warn_of_ids, with_summary
+from dboost.session.reference_sample import (
+    ReferenceSample,
+    reference_values,
+    warn_of_damping,
+    warn_of_drift,
+    warn_of_ids,
+    with_summary,
+)
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
 from dboost.session.table_rows import TableRows
@@ -430,6 +437,7 @@ def announce(plan: FitPlan, last_iteration: int) -> None:
         if message:
             _log.info(message)
             bar.write(message)
+        warn_of_damping(warm_start.model, plan.n_rows, plan.parameters, plan.learning)
         if plan.reference is not None:
             warn_of_drift(warm_start.model, plan.reference, plan.parameters, plan.learning)
 

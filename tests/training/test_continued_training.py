@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,20 @@ def test_steps_are_damped_by_what_the_model_knows() -> None:
     np.testing.assert_allclose(turned["unexplained_loss"], residual / variance, rtol=1e-9)
     full = dboost.fit(NEW, "y", start_from=old, max_iter=1, continue_steps="full", learning_rate=0.3).sources[1]
     assert full["steps"] == {"learning_rate": 0.3, "l2_regularization": 1.0}
+
+
+def test_damped_steps_on_many_more_rows_are_a_warning() -> None:
+    few, many = OLD[:100], OLD[100:]
+    assert len(many) >= 200
+    old = dboost.fit(few, "y", features=FEATURES, max_iter=10)
+    message = f"the {len(many):,} new rows are more than the 100 that the model has learned from: continue_steps='full'"
+    with pytest.warns(UserWarning, match=re.escape(message)):
+        dboost.fit(many, "y", start_from=old, max_iter=1)
+    cases: list[tuple[Any, dict[str, Any]]] = [(many[:199], {}), (many, {"continue_steps": "full"})]
+    for rows, options in cases:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*new rows are more than")
+            dboost.fit(rows, "y", start_from=old, max_iter=1, **options)
 
 
 def test_the_history_has_the_iterations_of_all_fits(tmp_path: Path) -> None:

@@ -254,6 +254,8 @@ def no_table(data: Any) -> DataError | InputTypeError | None:
     elif isinstance(data, Mapping):
         is_row = not any(np.iterable(value) and not isinstance(value, str | bytes) for value in data.values())
         remedy = f"pass pandas.DataFrame({'[data]' if is_row else 'data'})"
+        if is_row:
+            remedy += "; if these are parameters, pass them by name after the table and the target, as **parameters"
     elif hasattr(data, "obj") and hasattr(data, "agg"):  # groups, windows
         remedy = "pass the frame that was grouped, or one that .agg(…) or .transform(…) returns"
     elif hasattr(data, "read") and hasattr(data, "name"):
