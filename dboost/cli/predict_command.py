@@ -91,7 +91,8 @@ def _load(model: str, data: str) -> Booster:
     try:
         return dboost.load(model)
     except dboost.ModelFileError as error:
-        if PurePath(without_query(model)).suffix.lower() in _ENDINGS[1:]:
+        endings = [PurePath(without_query(path)).suffix.lower() for path in (model, data)]
+        if endings[0] in _ENDINGS[1:] and endings[1] in (".json", ".gz"):
             raise ParameterError(f"the model comes first and the rows second: write dboost predict {data} {model}") from error
         raise
 

@@ -61,7 +61,7 @@ def test_pictures_and_the_report_know_the_scale(loss: str) -> None:
     from dboost.inspection.report.page import ReportContext, page
 
     frame, booster, target = fitted(loss)
-    label = booster.plot_partial_dependence("x").get_ylabel()
+    label = booster.plot_partial_dependence("x").get_ylabel().replace("\n", " ")
     expected = {"quantile": "prediction", "poisson": "raw score (logarithm of the prediction)", "exponential": "raw score of 1"}
     assert label == expected[loss]
     html = page(ReportContext(booster, frame, target))

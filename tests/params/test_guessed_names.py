@@ -135,7 +135,7 @@ OF_RESULTS = [
     (lambda: models()["regressor"].n_estimators, "it is called max_iter"),
     (lambda: DBoostClassifier().eta, "it is called learning_rate"),
     *(
-        (lambda name=name, owner=owner: setattr(owner(), name, 5), words)
+        (lambda name=name, owner=owner: owner().__setattr__(name, 5), words)
         for owner, name, words in (
             (DBoostRegressor, "n_estimators", "'n_estimators' has no effect as an attribute: set max_iter"),
             (lambda: models()["classifier"], "num_leaves", "set max_leaf_nodes, or call set_params\\(num_leaves=…\\)"),
@@ -209,7 +209,7 @@ class WithOwnNames(DBoostRegressor):
 def test_attributes_that_are_no_parameters_can_be_set() -> None:
     estimator = WithOwnNames(**SMALL).fit(X, Y)
     estimator.eta = estimator.num_leaves = estimator.max_iter = 3
-    estimator.feature_names = estimator.threshold_ = estimator._note = estimator.target = "x"  # type: ignore[attr-defined]
+    estimator.feature_names = estimator.threshold_ = estimator.target = "x"  # type: ignore[attr-defined]
     for same in (copy.copy(estimator), pickle.loads(pickle.dumps(estimator)), clone(estimator).set_params(max_iter=3)):
         assert same.max_iter == 3 and same.get_params() == estimator.get_params()
     assert vars(copy.deepcopy(estimator)).keys() == vars(estimator).keys()

@@ -306,7 +306,7 @@ def test_a_limit_far_too_small_for_folds_or_for_reading_is_refused_before_rows_a
     prepare = ["prepare", *command, "--output", str(tmp_path / "data")]
     for arguments, told in (["cv", *command, "--folds", "3"], folds), (prepare, reading):
         assert main(arguments) == UNUSABLE
-        assert re.search(told, capsys.readouterr().err)
+        assert re.search("--" + told.replace("_", "-", 1), capsys.readouterr().err)
     assert not read
     with dboost.prepare(rows, "y", tmp_path / "data", memory_limit=of_reading[1]) as data:
         assert data.n_rows == 30_000
