@@ -100,7 +100,7 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
         ax.locator_params(axis="x", nbins=7)
         ax.set_yticks(lines, canvas.distinct(features[j].name for j in order))
         ax.set_ylim(-0.1, max(3.0, room.sum()) + 0.1)
-        label = f"effect on the {shapley.unit} (Shapley value)"
+        label = f"effect on the {shapley.unit} (Shapley value{_drawn(len(block))})"
         is_missing = np.isnan(block[:, order[~is_categorical]]).any()
         grey_dots = [text for text, is_drawn in (("missing", is_missing), ("categories", is_categorical.any())) if is_drawn]
         if grey_dots:
@@ -302,7 +302,7 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
                 ax.axhline(mean, color=canvas.ink(ax), linewidth=0.9, linestyle=(0, (1, 2)), label="missing, on average")
                 ax.legend(loc="best")
             ax.set_xlabel(canvas.short(feature.name, 40))
-            canvas.y_label(ax, f"effect on the {shapley.unit}")
+            canvas.y_label(ax, f"effect on the {shapley.unit}{_drawn(len(x))}")
             ax.grid(axis="y")
         else:
             codes, strip, counts = np.unique(np.where(present, x, -1).astype(np.int64), return_inverse=True, return_counts=True)
@@ -318,10 +318,15 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
             names = [None if codes[k] < 0 else feature.categories[codes[k]] for k in frequent]
             ax.set_yticks(np.arange(len(frequent)), canvas.distinct(names))
             ax.set_ylim(-0.6, max(3, len(frequent)) - 0.4)
-            canvas.x_label(ax, f"effect on the {shapley.unit}")
+            canvas.x_label(ax, f"effect on the {shapley.unit}{_drawn(len(x))}")
             canvas.bars(ax)
         canvas.title(ax, f"Effect of {canvas.short(feature.name)} on {shapley.subject}{more}")
     return ax
+
+
+def _drawn(n: int) -> str:
+    """Return the number of rows for a label, if the plot may have left some out."""
+    return f", {n:,} rows" if n >= MAX_POINTS else ""
 
 
 def _value(x: float, feature: Feature) -> str:

@@ -56,7 +56,8 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
         left = values.shape[0] - len(shown)
         more = f" (the {len(shown)} largest of {values.shape[0]})" if left else ""
         canvas.title(ax, title.get(kind, f"Importance by {kind}") + more)
-        ax.set_xlabel("percent of the largest" + (", per class" if by_class is not None else ""))
+        measure = "root of the gain by splits, " if kind == "friedman" else ""
+        ax.set_xlabel(f"{measure}percent of the largest" + (", per class" if by_class is not None else ""))
         ax.set_xlim(min(0.0, float(shown.min()) * 1.05 if len(shown) else 0.0), 108)
         ax.set_ylim(-0.6, max(3, len(shown)) - 0.4)
         canvas.bars(ax)
