@@ -83,6 +83,7 @@ def input_of(
 
 def warn_of_copies(table: TableInput | PreparedInput) -> None:
     """Warn of columns that are features by default, and whose values a role has, too: ``fit(frame, frame["y"])``."""
+    # The class is asked, because a lazy frame of polars reads its source to name its columns.
     if isinstance(table, PreparedInput) or table.features is not None or not hasattr(type(table.data), "columns"):
         return
     for role, values in table.roles.items():
