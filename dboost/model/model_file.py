@@ -57,7 +57,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -170,9 +170,9 @@ def parse_levels(value: Any, subject: str) -> tuple[Level, ...]:
         Naming the invalid value.
     """
     levels = _sequence(value, subject)
-    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{subject}: a level is of no known type")
+    _check({*map(type, levels)} <= {bool, int, float, str}, f"{subject}: a level is of no known type")
     # True, 1 and 1.0 are equal in Python but are three levels.
-    _check(len({(type(level), level) for level in levels}) == len(levels), f"{subject}: a level is there twice")
+    _check(len({*zip(map(type, levels), levels, strict=True)}) == len(levels), f"{subject}: a level is there twice")
     _check(len(levels) <= MAX_LEVELS, f"{subject}: more than {MAX_LEVELS} levels")
     return tuple(levels)
 
@@ -600,12 +600,12 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
 
-def check(ensemble: Ensemble, n_known: int = 0) -> None:
+def check(ensemble: Ensemble, n_known: int | None = None) -> None:
     """Check that `loads` would accept a model, without serializing its trees, split points and summaries.
 
     Summaries are finite numbers in JSON types by construction (`dboost.model.data_summary`), and `loads` checks no more.
 
-    n_known : number of leading trees that were checked before.
+    n_known : number of leading trees that were checked before, like all features and split points; default: nothing was.
 
     Raises
     ------
@@ -613,9 +613,10 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
         Naming the invalid part.
     """
     sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
-    content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=(), sources=sources)))
+    features, edges = (ensemble.features, ensemble.edges) if n_known is None else ((), ())
+    content = _plain_entries(replace(ensemble, trees=(), edges=(), features=features, sources=sources))
     try:
-        parse_ensemble(content | {"edges": list(ensemble.edges)}, len(ensemble.trees))
+        parse_ensemble(content | {"edges": list(edges)}, len(ensemble.trees))
     except InvalidModel as error:
         raise ModelFileError(f"the model cannot be stored: {error}") from error
     _check_trees(replace(ensemble, trees=ensemble.trees[n_known:]))
@@ -624,7 +625,7 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
 def dumps_compact(ensemble: Ensemble) -> bytes:
     """Return the bytes of the model's file in the compact form."""
     _check_trees(ensemble)
-    trees, header = ensemble.trees, json.loads(b"{" + _content(replace(ensemble, trees=())))
+    trees, header = ensemble.trees, _plain_entries(replace(ensemble, trees=()))
     text = json.dumps(header | {"trees": len(trees)}, separators=(",", ":"), allow_nan=False).encode()
     parts = [len(text).to_bytes(8, "little"), text, _bytes(np.array([tree.n_nodes for tree in trees], "<i4"))]
     nodes_of = _kinds(_joined(trees, "feature", np.dtype("<i4")), [feature.is_categorical for feature in ensemble.features])
@@ -707,39 +708,51 @@ def _sha256(content: bytes) -> str:
 def _content(ensemble: Ensemble) -> bytes:
     """The lines after the digest."""
     _check_trees(ensemble)
-    entries = {
-        "loss": _line(_sorted(ensemble.loss)),
-        "classes": _line(ensemble.classes),
-        "classes_dtype": _line(ensemble.classes_dtype),
-        "baseline": _line(_numbers(ensemble.baseline)),
-        **({} if ensemble.width == 1 else {"width": _line(ensemble.width)}),
-        **({"averages": _line(True)} if ensemble.averages else {}),
-        "best_iteration": _line(ensemble.best_iteration),
-        **({} if ensemble.calibration is None else {"calibration": _line(_sorted(ensemble.calibration.to_dict()))}),
-        "named": _line(ensemble.named),
-        "features": _list(
-            _line({"name": f.name} if f.categories is None else {"name": f.name, "levels": f.categories})
-            for f in ensemble.features
-        ),
-        "parameters": _dict((key, _line(value)) for key, value in _sorted(ensemble.parameters).items()),
-        "sources": _list(_line(_sorted(source)) for source in ensemble.sources),
-        "metrics": _dict((key, _line(_numbers(values))) for key, values in ensemble.metrics.items()),
-        "edges": _list(_line(None if edges is None else _numbers(edges)) for edges in ensemble.edges),
-        "trees": _list(_line(_tree_content(tree)) for tree in ensemble.trees),
-    }
-    text = ",\n".join(f' "{key}": {value}' for key, value in entries.items()) + "\n}\n"
+    text = ",\n".join(f' "{key}": {_lines(value, key)}' for key, value in _entries(ensemble).items()) + "\n}\n"
     # Half of a surrogate pair, which UTF-8 cannot encode, becomes an escape like "\udcff", which is valid JSON.
     return text.encode("utf-8", "backslashreplace")
 
 
-def _list(lines: Iterable[str]) -> str:
-    joined = ",\n  ".join(lines)
-    return f"[\n  {joined}\n ]" if joined else "[]"
+def _entries(ensemble: Ensemble) -> dict[str, Any]:
+    """The entries after the digest, as JSON types and NumPy scalars."""
+    return {
+        "loss": _sorted(ensemble.loss),
+        "classes": ensemble.classes,
+        "classes_dtype": ensemble.classes_dtype,
+        "baseline": _numbers(ensemble.baseline),
+        **({} if ensemble.width == 1 else {"width": ensemble.width}),
+        **({"averages": True} if ensemble.averages else {}),
+        "best_iteration": ensemble.best_iteration,
+        **({} if ensemble.calibration is None else {"calibration": _sorted(ensemble.calibration.to_dict())}),
+        "named": ensemble.named,
+        "features": [
+            {"name": f.name} if f.categories is None else {"name": f.name, "levels": f.categories} for f in ensemble.features
+        ],
+        "parameters": _sorted(ensemble.parameters),
+        "sources": _sorted(ensemble.sources),
+        "metrics": {key: _numbers(values) for key, values in ensemble.metrics.items()},
+        "edges": [None if edges is None else _numbers(edges) for edges in ensemble.edges],
+        "trees": map(_tree_content, ensemble.trees),  # one at a time
+    }
 
 
-def _dict(items: Iterable[tuple[str, str]]) -> str:
-    joined = ",\n  ".join(f"{_line(key)}: {value}" for key, value in items)
-    return f"{{\n  {joined}\n }}" if joined else "{}"
+def _plain_entries(ensemble: Ensemble) -> dict[str, Any]:
+    """The entries of an ensemble without trees as a reader of its file gets them."""
+    return json.loads(_line(_entries(ensemble) | {"trees": []}))
+
+
+#: Entries with a line for each item.
+_LONG = ("features", "parameters", "sources", "metrics", "edges", "trees")
+
+
+def _lines(value: Any, key: str) -> str:
+    """Return an entry as JSON."""
+    if key not in _LONG:
+        return _line(value)
+    ends = "{}" if isinstance(value, dict) else "[]"
+    items = [f"{_line(k)}: {_line(v)}" for k, v in value.items()] if isinstance(value, dict) else map(_line, value)
+    joined = ",\n  ".join(items)
+    return f"{ends[0]}\n  {joined}\n {ends[1]}" if joined else ends
 
 
 def _line(value: Any) -> str:
