@@ -208,20 +208,25 @@ class CategoryIndex:
         """Return the categories that were not dropped, in the order of their codes."""
         return tuple(category for code, category in enumerate(self.categories()) if code not in self._dropped)
 
+    @property
+    def has_used(self) -> bool:
+        """Whether there are categories that were not dropped."""
+        return len(self) > len(self._dropped)
+
     def finish(self) -> tuple[tuple[Level, ...], np.ndarray]:
         """Return the known categories and the sorted others, and the final code of each provisional one (int32)."""
         known = tuple(self._known)
-        new = list(self.used()[len(known) :])
-        if any(isinstance(category, bool) for category in new) and any(sort_key(category)[0] == 1 for category in new):
-            new = [int(category) if isinstance(category, bool) else category for category in new]
-        final = tuple(sorted(set(new), key=sort_key))
-        position = {category: code for code, category in enumerate(final, len(known))}
+        new = [key for code, key in enumerate(self._codes, len(known)) if code not in self._dropped]
+        if {0, 1} <= {rank for rank, _ in new}:
+            new = [sort_key(int(category)) if rank == 0 else (rank, category) for rank, category in new]
+        final = sorted(dict.fromkeys(new))
+        position = {key: code for code, key in enumerate(final, len(known))}
         codes = np.full(len(self), -1, np.int32)
         codes[[code for code in range(len(self)) if code not in self._dropped]] = [
             *range(len(known)),
-            *(position[category] for category in new),
+            *map(position.__getitem__, new),
         ]
-        return known + final, codes
+        return (*known, *(category for _, category in final)), codes
 
 
 @dataclass(frozen=True, eq=False)

@@ -356,16 +356,16 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     codes = np.asarray(codes)
     used = np.bincount(codes[codes >= 0], minlength=len(levels)).astype(bool)
     kept = np.flatnonzero(used)
-    if len(kept) > MAX_LEVELS and not spec.known:
-        _check_levels([levels[i] for i in kept.tolist()], spec)
-    if len(kept) < len(levels):
-        levels = [levels[i] for i in kept.tolist()] if isinstance(levels, list) else levels[kept]
-    plain = levels if isinstance(levels, list) else levels.tolist()
-    missing = [level is None or level != level for level in plain]  # an Arrow dictionary may contain null or NaN
-    used[kept[missing]] = False
+    plain = levels if isinstance(levels, list) else np.asarray(levels, dtype=object).tolist()  # an index is slow
+    present = [plain[i] for i in kept.tolist()]
+    if not spec.known:
+        _check_levels(present, spec)
+    if not {*map(type, present)} <= {str, bool, int}:
+        missing = [level is None or level != level for level in present]  # an Arrow dictionary may contain null or NaN
+        used[kept[missing]] = False
+        present = [_level(level, spec) for level, is_missing in zip(present, missing, strict=True) if not is_missing]
     fresh = np.where(used, np.cumsum(used) - 1, -1)
-    present = [level for level, is_missing in zip(plain, missing, strict=True) if not is_missing]
-    return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in present))
+    return CategoryColumn(apply(fresh, codes), tuple(present))
 
 
 def _check_levels(levels: Sequence[Any], spec: ColumnSpec) -> None:

@@ -16,11 +16,14 @@ are powers of 1,000 ("2K", "1.5M").
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import product
+from functools import partial
+from itertools import filterfalse, islice, product
+from typing import Any
 
 from dboost.errors import warn
 from dboost.schema import TEXT, Feature, Level, kinds_of
@@ -37,6 +40,7 @@ _CURRENCY = r"(?:[A-Z]{0,2}[$€£¥₹₩₽₺฿]|(?:USD|EUR|GBP|JPY|CHF|CNY|
 _UNIT = rf"(?:{_CURRENCY}|[%‰]|°[CFK]?|[^\W\d_]{{1,10}}(?:[ /.][^\W\d_]{{1,10}})?[²³23]?)"
 _PLAIN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
+_DIGIT = re.compile("[0-9]")
 
 
 def _amount(point: str, comma: str) -> re.Pattern[str]:
@@ -102,14 +106,16 @@ def find(levels: Sequence[Level], least: int = _LEAST) -> Resemblance | None:
         return None
     sampled = levels[:: -(-len(levels) // _MOST)]
     text = [level for level in sampled if isinstance(level, str)]
-    if len(text) < len(sampled) or sum(any("0" <= character <= "9" for character in level) for level in text) < _SHARE * len(
-        sampled
-    ):
+    if len(text) < len(sampled) or not _mostly(_DIGIT.search, text):
         return None
-    every = [str(level) for level in levels]
-    if sum(_LIKE_DATE.fullmatch(level.strip()) is not None for level in text) >= _SHARE * len(text):
-        return _dates(text, every)
-    return _amounts(text, every)
+    find_form = _dates if _mostly(lambda level: _LIKE_DATE.fullmatch(level.strip()), text) else _amounts
+    return find_form(text, list(map(str, levels)))
+
+
+def _mostly(resembles: Callable[[str], Any], levels: Sequence[str]) -> bool:
+    """Return whether at least 80 % of some values resemble something. Most columns do not: the first values decide then."""
+    others = filterfalse(resembles, levels)
+    return next(islice(others, len(levels) - math.ceil(_SHARE * len(levels)), None), None) is None
 
 
 def hint(name: str, levels: Sequence[Level], *, is_column: bool = True) -> str:
@@ -174,10 +180,10 @@ def _dates(sample: list[str], every: list[str]) -> Resemblance | None:
 
 
 def _amounts(sample: list[str], every: list[str]) -> Resemblance | None:
-    matched = {point: [level for level in sample if _matched(level, point)] for point in _AMOUNTS}
-    point = max(matched, key=lambda candidate: len(matched[candidate]))
-    if len(matched[point]) < _SHARE * len(sample):
+    likely = [point for point in _AMOUNTS if _mostly(partial(_matched, point=point), sample)]
+    if not likely:
         return None
+    point = max(likely, key=lambda candidate: sum(_matched(level, candidate) is not None for level in sample))
     matches = [match for level in every if (match := _matched(level, point))]
     alike = [match.string for match in matches]
     is_alike = set(alike)
@@ -311,5 +317,7 @@ def warn_of_text(features: Sequence[Feature], named: bool, category_kinds: Seque
 
 def _twins(categories: Sequence[Level]) -> tuple[Level, str] | None:
     """Return the first category that is a number and has another one with its text, and that text; None without one."""
+    if len(kinds_of(categories)) < 2:
+        return None
     text = {level for level in categories if isinstance(level, str)}
     return next(((level, str(level)) for level in categories if not isinstance(level, str) and str(level) in text), None)

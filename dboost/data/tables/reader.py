@@ -39,7 +39,7 @@ from dboost.data.tables.row_metadata import (
 )
 from dboost.errors import ColumnKindsError, DataError, DBoostError
 from dboost.files.spool import Spool
-from dboost.schema import Feature, Level, kinds_of
+from dboost.schema import TEXT, Feature, Level, kinds_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class ColumnUnifier:
     def is_categorical(self) -> bool:
         """Whether categories are used: those of a model, or of a partition."""
         has_any = self._known is not None or (self.seen is not None and self.seen[0])
-        return has_any and bool(self.categories.used())
+        return has_any and self.categories.has_used
 
     def add(self, column: Column, i: int) -> np.ndarray:
         """Return numbers unchanged, categories as provisional codes. Thread-safe."""
@@ -146,7 +146,7 @@ def disagree(name: str, first: tuple[bool, int], second: tuple[bool, int]) -> Da
 
 def mixes_kinds(features: Sequence[Feature]) -> bool:
     """Return whether a feature has categories that are text and others that are not."""
-    return any(len({isinstance(level, str) for level in feature.categories}) == 2 for feature in features if feature.categories)
+    return any(TEXT in kinds and len(kinds) > 1 for kinds in (kinds_of(feature.categories or ()) for feature in features))
 
 
 def _all_missing(values: np.ndarray | SparseColumn) -> bool:
