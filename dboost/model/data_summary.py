@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.columns.binning import propose_all
+from dboost.data.columns.binning import propose_sorted, without_missing
 from dboost.errors import DataError, ModelFileError
 from dboost.files.json_shape import Shape, Within, check_shape
 from dboost.schema import MAX_LEVELS, Feature
@@ -120,11 +120,14 @@ class NumberDistribution(Distribution):
     high: float
 
     @classmethod
-    def of(cls, present: np.ndarray, missing: int, cuts: np.ndarray) -> NumberDistribution:
-        """Return the distribution of numbers. present : float64[n], ascending; missing, cuts : as the fields."""
-        counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
+    def of(cls, values: np.ndarray) -> NumberDistribution:
+        """Return the distribution of numbers (float64[n], NaN where missing)."""
+        present = without_missing(np.sort(values))
+        cuts = propose_sorted(present, None, MOST_BINS)
+        ends = np.searchsorted(present, cuts, side="right")
+        counts = np.concatenate((ends, (len(present),))) - np.concatenate(((0,), ends))
         low, high = (float(present[0]) + 0.0, float(present[-1]) + 0.0) if len(present) else (math.nan, math.nan)
-        return cls(counts.astype(np.int64), missing, cuts, low, high)
+        return cls(counts.astype(np.int64), len(values) - len(present), cuts, low, high)
 
     def tally(self, values: np.ndarray) -> np.ndarray:
         present = values[~np.isnan(values)]
@@ -220,19 +223,12 @@ class Summary:
             In the units of the loss: numbers, or codes of classes.
         n_classes : int or None
         """
-        columns = [*values.T, *scores.T, target]
+        columns = [*np.ascontiguousarray(values.T), *scores.T, target]
         level_numbers = [None if feature.categories is None else len(feature.categories) for feature in features]
         n_levels = [*level_numbers, *(None for _ in scores.T), n_classes]
-        numbers = [
-            np.sort(column[~np.isnan(column)]) if levels is None else None
-            for column, levels in zip(columns, n_levels, strict=True)
-        ]
-        cuts = propose_all(numbers, None, MOST_BINS, n_threads=1)
         distributions = [
-            LevelDistribution.of(column, levels or 0)
-            if present is None or borders is None
-            else NumberDistribution.of(present, len(column) - len(present), borders)
-            for column, levels, present, borders in zip(columns, n_levels, numbers, cuts, strict=True)
+            NumberDistribution.of(column) if levels is None else LevelDistribution.of(column, levels)
+            for column, levels in zip(columns, n_levels, strict=True)
         ]
         return cls(tuple(distributions[: len(features)]), tuple(distributions[len(features) : -1]), distributions[-1])
 

@@ -329,8 +329,9 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     for feature, feature_edges in zip(features, edges, strict=bool(edges)):
         _check((feature_edges is None) == feature.is_categorical, f"the edges and kind of {feature.name!r} do not fit")
         parsed.append(None if feature_edges is None else _floats(feature_edges, f"edges of {feature.name!r}"))
-        ascend = parsed[-1] is None or bool((np.diff(parsed[-1]) > 0).all() and not np.isnan(parsed[-1]).any())
-        _check(ascend, f"edges of {feature.name!r} do not ascend")
+        if (numbers := parsed[-1]) is not None:
+            ascend = (numbers[1:] > numbers[:-1]).all() and not np.isnan(numbers[:1]).any()
+            _check(bool(ascend), f"edges of {feature.name!r} do not ascend")
     return tuple(parsed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ class Encoder:
         self._codes = codes
         self._pool = pool
         self._n_threads = n_threads
-        self._edges = {dtype: padded_edges(binning.edges, np.dtype(dtype)) for dtype in (np.float32, np.float64)}
+        self._edges = cache(partial(padded_edges, binning.edges))  # by dtype
 
     def encode(self, chunk: Chunk, rows: np.ndarray | None, position: int) -> tuple[int, int] | None:
         """Write codes from row `position` on; return (row in chunk, feature) of the first infinite value, or None."""
@@ -174,7 +175,7 @@ class Encoder:
         self, matrix: np.ndarray, rows: np.ndarray | None, position: int, map_tasks: Callable[..., Any]
     ) -> tuple[int, int] | None:
         dtype, p = float_dtype(matrix.dtype), matrix.shape[1]
-        edges, codes = self._edges[dtype.type], self._codes.narrow
+        edges, codes = self._edges(dtype), self._codes.narrow
         is_plain = rows is None and matrix.dtype == dtype and matrix.flags.carray
 
         def part(bounds: tuple[int, int]) -> int:
@@ -222,7 +223,7 @@ class Encoder:
         return int(column.rows[infinite]) if infinite < len(column.rows) else 0, feature
 
     def _encode_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
-        return encode_column(values, self._edges[values.dtype.type][feature], self._n_bins[feature], target)
+        return encode_column(values, self._edges(values.dtype)[feature], self._n_bins[feature], target)
 
     def _encode_wide_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
         """Encode numbers of a feature with more bins than a byte can hold."""

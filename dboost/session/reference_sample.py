@@ -84,7 +84,7 @@ def _scores(model: Ensemble, values: np.ndarray, n_threads: int | None) -> np.nd
     the table use the same compiled kernel."""
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
-    is_exact = np.array_equal(single, values, equal_nan=True)
+    is_exact = ((single == values) | (values != values)).all()
     return FlatEnsemble(model).raw_scores(single if is_exact else values, n_threads=n_threads)
 
 
@@ -102,7 +102,7 @@ def warn_of_ids(features: Sequence[Feature], sample: ReferenceSample) -> None:
     for feature, values in zip(features, sample.values.T, strict=False):  # a sample of no rows has no columns
         if feature.categories is not None:
             present = values[~np.isnan(values)]
-            if len(present) >= LEAST_IDS and len(np.unique(present)) == len(present):
+            if LEAST_IDS <= len(present) <= len(feature.categories) and len(np.unique(present)) == len(present):
                 warn(
                     f"feature {feature.name!r} has a different category in each row, as ids have: trees learn nothing from it "
                     "about other rows; leave it out, with features=… or by dropping the column"

@@ -328,10 +328,11 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
 
 def _distinct(values: np.ndarray) -> np.ndarray:
     """Return the distinct numbers, ascending; only those of the first rows if there are more than `MAX_CLASSES` of them."""
-    known = np.unique(values[: 4 * MAX_CLASSES])
+    n_first = 4 * MAX_CLASSES
+    known = np.unique(values[:n_first])
     if len(known) > MAX_CLASSES:
         return known
-    for first in range(0, len(values), PIECE):
+    for first in range(n_first, len(values), PIECE):
         piece = values[first : first + PIECE]
         is_new = known[np.minimum(np.searchsorted(known, piece), len(known) - 1)] != piece
         if is_new.any():

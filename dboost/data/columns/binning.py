@@ -102,26 +102,29 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         # Integers beyond 2**53 that become the same float are one value: thresholds cannot distinguish them.
         values = values.astype(np.float64)
-    present = values == values
-    if not present.all():
-        values = values[present]
-        weight = None if weight is None else weight[present]
     if weight is None:
-        ordered = np.sort(values)
-        last = _ends(ordered)
-        cumulative = None
-    else:
-        order = np.argsort(values, kind="stable")
-        ordered = values[order]
-        last = _ends(ordered)
-        cumulative = np.cumsum(weight[order])[last]
+        return propose_sorted(without_missing(np.sort(values)), None, max_bins)
+    order = np.argsort(values, kind="stable")
+    ordered = without_missing(values[order])
+    return propose_sorted(ordered, weight[order[: len(ordered)]], max_bins)
+
+
+def without_missing(ordered: np.ndarray) -> np.ndarray:
+    """Return sorted numbers without NaN, which are the last ones."""
+    if not len(ordered) or ordered[-1] == ordered[-1]:
+        return ordered
+    return ordered[: np.searchsorted(ordered, ordered[-1])]
+
+
+def propose_sorted(ordered: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.ndarray:
+    """Return the result of `propose` for numbers that are ascending, without NaN. weight : of each."""
+    last = _ends(ordered)
     distinct = ordered[last].astype(np.float64)
     distinct += 0.0  # -0.0 becomes 0.0: a sort leaves their order undefined
     if len(distinct) <= max_bins:
         return between(distinct)
-    return between(
-        distinct, quantiles_of_counts(last, max_bins) if cumulative is None else quantile_positions(cumulative, max_bins)
-    )
+    positions = quantiles_of_counts(last, max_bins) if weight is None else quantile_positions(np.cumsum(weight)[last], max_bins)
+    return between(distinct, positions)
 
 
 #: Differences that are multiples of the step to this fraction of it are on a grid: cents of a million differ by 0.01 ± 1e-10.
@@ -159,7 +162,8 @@ def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
     cumulative : float64[n], the total weight up to and including each of some ascending values. Returns int64[n_edges],
     strictly ascending: the last value of each bin but the last bin.
     """
-    mass = light = np.diff(cumulative, prepend=0.0)
+    mass = light = cumulative.copy()
+    mass[1:] -= cumulative[:-1]
     heavy, running = np.zeros(len(mass), bool), cumulative
     while True:
         # A heavy value takes two split candidates; the others are quantiles of the remaining values.
@@ -195,7 +199,9 @@ def quantiles_of_counts(last: np.ndarray, max_bins: int) -> np.ndarray:
 
 def _ends(ordered: np.ndarray) -> np.ndarray:
     """Return the last position of each run of equal numbers, int64."""
-    return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.empty(0, np.int64)
+    is_end = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_end[:-1])
+    return is_end.nonzero()[0]
 
 
 def propose_all(
@@ -259,11 +265,11 @@ def padded_edges(edges: Sequence[np.ndarray | None], dtype: np.dtype) -> np.ndar
 
     Rows of features with more edges are all infinity.
     """
-    padded = np.full((len(edges), PADDED_EDGES), np.inf, dtype)
+    padded = np.full((len(edges), PADDED_EDGES), np.inf)
     for row, edge in zip(padded, edges, strict=True):
         if edge is not None and len(edge) < PADDED_EDGES:
-            row[: len(edge)] = round_down(edge, dtype)
-    return padded
+            row[: len(edge)] = edge
+    return round_down(padded, dtype)
 
 
 def round_down(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
