@@ -105,6 +105,7 @@ class LeafEstimator:
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `BaseLoss.statistic` after the last trees
         self._terms = loss.pass_terms()
+        self._limits = [StepLimits.of([leaves]) for leaves in loss.leaves]
         #: The smallest and the largest leaf quantile of each output, of its last tree that has two different ones; at first a
         #: third of the spread.
         self._reach = {output: (-spread / 3, spread / 3) for output, spread in enumerate(spreads)}
@@ -185,20 +186,19 @@ class LeafEstimator:
 
         leaf_sums : exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2].
         """
-        parameters, leaves = self._parameters, self._loss.leaves[subset.output]
+        parameters, leaves, limits = self._parameters, self._loss.leaves[subset.output], self._limits[subset.output]
         if parameters.step == "leaf":
-            if leaves.statistic != "newton":
-                alone = range(subset.output, subset.output + 1)
-                return bounded(self._residual_steps(len(leaf_sums), subset, alone)[0], parameters, leaves)
-            return leaf_values(self._newton_sums(leaf_sums, subset), parameters, leaves)
-        steps = newton_steps(leaf_sums, parameters)
-        if parameters.criterion == "newton":
-            steps = steps * leaves.step_factor
+            if leaves.statistic == "newton":
+                return leaf_values(self._newton_sums(leaf_sums, subset)[None], parameters, limits)[0]
+            alone = range(subset.output, subset.output + 1)
+            return bounded(self._residual_steps(len(leaf_sums), subset, alone), parameters, limits)[0]
+        factors = limits.step_factor if parameters.criterion == "newton" else np.ones(1)
+        steps = newton_steps(leaf_sums[None], parameters, factors)
         if parameters.step == "line_search":
             # The multiplier has no bound if the tree separates all classes; the loss's longest step limits it.
             most = leaves.longest_step / (parameters.learning_rate * max(float(np.abs(steps).max()), 1e-300))
-            steps = steps * min(self._multiplier(steps * leaves.score_unit, subset), most)
-        return bounded(steps, parameters, leaves)
+            steps = steps * min(self._multiplier(steps[0] * leaves.score_unit, subset), most)
+        return bounded(steps, parameters, limits)[0]
 
     def least_influence(self, output: int) -> int:
         """Return the smallest influence of a row that is not trimmed from an output's next tree, as the bits of a float32."""

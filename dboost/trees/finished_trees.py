@@ -9,9 +9,10 @@ children goes from the lowest level up, one that needs the parent from the roots
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -100,12 +101,12 @@ class _Nodes:
             "count": np.concatenate([tree.count for tree in self.trees]),
             "value": value,
         }
-        ordered = {name: values[order] for name, values in columns.items()}
-        return [
-            # Copies: a part of the trees must not keep the arrays of all.
-            Tree(categories=categories, **{name: values[first:last].copy() for name, values in ordered.items()})
-            for (first, last), categories in zip(self._bounds, self._categories(binning), strict=True)
-        ]
+        # Copies: a part of the trees must not keep the arrays of all.
+        by_tree: dict[str, list[Any]] = {"categories": self._categories(binning)}
+        for name, values in columns.items():
+            ordered = values[order]
+            by_tree[name] = [ordered[part].copy() for part in self._parts]
+        return [*map(Tree, *(by_tree[column.name] for column in fields(Tree)))]
 
     def _thresholds(self, binning: Binning) -> np.ndarray:
         """Return the upper edges of the last bins that go left; after the last one a split separates missing values only."""
@@ -137,12 +138,12 @@ class _Nodes:
             ends = np.bincount(rows[is_level], minlength=len(bits[together])).cumsum().tolist()
             for place, begin, end in zip(places[together], [0, *ends], ends, strict=False):
                 of_nodes[place] = levels[begin:end].copy()
-        return [tuple(of_nodes[first:last]) for first, last in self._bounds]
+        return [tuple(of_nodes[part]) for part in self._parts]
 
-    @property
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        """The first node of each tree, and its last one + 1."""
-        return zip(self.start[:-1].tolist(), self.start[1:].tolist(), strict=True)
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """The nodes of each tree."""
+        return [*map(slice, self.start[:-1].tolist(), self.start[1:].tolist())]
 
     def _sums_and_values(self, parameters: Parameters, loss: BaseLoss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the cover, values and gains of all nodes: float64[n_nodes], values of several outputs [n_nodes, n_outputs]."""
@@ -154,7 +155,7 @@ class _Nodes:
         for (rate, output), kind in self._kinds.items():
             nodes = slice(None) if len(self._kinds) == 1 else np.flatnonzero(kinds == kind)
             at_rate, leaves = _at_rate(parameters, rate), loss.leaves[output]
-            values[nodes] = leaf_values(sums[nodes], at_rate, leaves)
+            values[nodes] = leaf_values(sums[nodes][None], at_rate, StepLimits.of([leaves]))[0]
             follow[nodes] = follow_sums(at_rate, leaves)
         self._set_values(values, np.concatenate([tree.leaf_values for tree in self.trees]), follow)
         gain = np.concatenate([tree.gain for tree in self.trees])
@@ -192,8 +193,8 @@ class _Nodes:
         rates = self._for_nodes([tree.learning_rate for tree in self.trees])
         for rate in {tree.learning_rate for tree in self.trees}:
             nodes = np.flatnonzero(rates == rate)
-            values[:, nodes] = leaf_values(sums[:, nodes], _at_rate(parameters, rate), limits)
-        scores = -0.5 * newton_steps(sums, parameters) * thresholded(sums[..., 0], parameters)
+            values[:, nodes] = leaf_values(sums.take(nodes, axis=1), _at_rate(parameters, rate), limits)
+        scores = -0.5 * newton_steps(sums, parameters, np.ones(len(sums))) * thresholded(sums, parameters)[..., 0]
         cover, gained = np.zeros(sums.shape[1]), np.zeros(sums.shape[1])
         for output_sums, score in zip(sums, scores, strict=True):
             cover += output_sums[:, 1]

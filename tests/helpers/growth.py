@@ -25,7 +25,15 @@ from dboost.schema import Feature
 from dboost.training.plan import precision_of
 from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.tree_task import FeatureConstraints, GrowthPolicy, TreeTask, leaf_values, new_node_arrays, split_params_of
+from dboost.trees.tree_task import (
+    FeatureConstraints,
+    GrowthPolicy,
+    StepLimits,
+    TreeTask,
+    leaf_values,
+    new_node_arrays,
+    split_params_of,
+)
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
@@ -139,7 +147,7 @@ class Problem:
         return self.table.n_rows
 
     def finished(self, tree: GrownTree) -> Tree:
-        values = leaf_values(tree.leaf_sums, self.parameters, SquaredError().leaves[0])
+        values = leaf_values(tree.leaf_sums[None], self.parameters, StepLimits.of(SquaredError().leaves))[0]
         tree = replace(tree, output=self.task.output)
         tree.complete(values, self.parameters.learning_rate)
         return finished_trees([tree], self.binning, self.parameters, SquaredError())[0]

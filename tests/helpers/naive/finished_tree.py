@@ -9,10 +9,11 @@ import numpy as np
 
 from dboost.data.columns.binning import Binning
 from dboost.losses import BaseLoss
+from dboost.losses.base import Leaves
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.trees.fit_trees import GrownTree
-from dboost.trees.tree_task import follow_sums, leaf_values
+from dboost.trees.tree_task import follow_sums
 
 
 def finished_tree(tree: GrownTree, binning: Binning, parameters: Parameters, loss: BaseLoss) -> Tree:
@@ -26,11 +27,20 @@ def finished_tree(tree: GrownTree, binning: Binning, parameters: Parameters, los
     left_codes = tree.left_codes
     rows: list[dict[str, object]] = []
 
+    def newton_step(g: float, h: float) -> float:
+        return -thresholded(g) / (h + parameters.l2_regularization) if h + parameters.l2_regularization > 0 else 0.0
+
+    def thresholded(g: float) -> float:
+        return math.copysign(max(abs(g) - parameters.l1_regularization, 0.0), g) if parameters.l1_regularization else g
+
     def score(of_output: np.ndarray) -> float:
-        g, h = of_output.tolist()
-        g = math.copysign(max(abs(g) - parameters.l1_regularization, 0.0), g) if parameters.l1_regularization else g
-        step = -g / (h + parameters.l2_regularization) if h + parameters.l2_regularization > 0 else 0.0
-        return -0.5 * step * g
+        return -0.5 * newton_step(*of_output.tolist()) * thresholded(of_output[0])
+
+    def leaf_value(of_output: np.ndarray, limits: Leaves) -> float:
+        step = newton_step(*of_output.tolist()) * limits.step_factor
+        if parameters.max_delta_step is not None:
+            step = min(max(step, -parameters.max_delta_step), parameters.max_delta_step)
+        return min(max(parameters.learning_rate * step, -limits.longest_step), limits.longest_step) * limits.score_unit
 
     def visit(node: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Append the rows of a node and of those below; return its number, its sums and its values, both by output."""
@@ -51,8 +61,7 @@ def finished_tree(tree: GrownTree, binning: Binning, parameters: Parameters, los
             values = np.empty(len(sums))
             for k, of_output in enumerate(leaves):
                 mean = (left_values[k] * n_left + right_values[k] * n_right) / (n_left + n_right)
-                alone = leaf_values(of_outputs[k : k + 1], parameters, of_output)[0]
-                values[k] = alone if follow_sums(parameters, of_output) else mean
+                values[k] = leaf_value(of_outputs[k], of_output) if follow_sums(parameters, of_output) else mean
             feature, split_bin = int(nodes.feature[node]), int(nodes.split_bin[node])
             edges = binning.edges[feature]
             row["feature"], row["missing_left"] = feature, bool(nodes.missing_left[node])
