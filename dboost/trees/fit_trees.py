@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.data.columns.binning import Binning
+from dboost.kernels import kernel
 from dboost.model.ensemble import Tree
 from dboost.rows.bin_proposal import BinMerge
 from dboost.trees.tree_task import NodeArrays, TreeTask
@@ -45,15 +46,6 @@ class CategorySets(NamedTuple):
     nodes: np.ndarray  # int32[n_sets], ascending
     bits: np.ndarray  # uint8[n_sets, n_bytes]
     n_codes: int
-
-    @classmethod
-    def of(cls, nodes: TreeNodes, left_codes: np.ndarray, is_categorical: np.ndarray) -> CategorySets:
-        """Copy the sets of a tree. left_codes : uint8[>= n_nodes, n_codes]; is_categorical : uint8[n_features]."""
-        n_codes = left_codes.shape[1]
-        if not is_categorical.any():
-            return cls(np.empty(0, np.int32), np.empty((0, -(-n_codes // 8)), np.uint8), n_codes)
-        (numbers,) = ((nodes.child >= 0) & is_categorical[nodes.feature]).nonzero()  # leaves have feature -1, and no child
-        return cls(numbers.astype(np.int32), np.packbits(left_codes[numbers], axis=1), n_codes)
 
     def left_codes(self, n_nodes: int) -> np.ndarray:
         """Return the sets of all nodes, empty ones for other splits and leaves: uint8[n_nodes, n_codes]."""
@@ -166,14 +158,15 @@ class GrownTree(FitTree):
         count : int64[n_nodes], not copied; leaf_of : int64[>= n_nodes]; leaf_sums : float64[n_leaves, 2], not copied;
         left_codes : uint8[>= n_nodes, n_codes]; is_categorical : uint8[n_features].
         """
-        n, n_leaves, bounds = len(count), len(leaf_sums), None
-        columns = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child, nodes.depth, leaf_of
-        node_fields = np.array([column[:n] for column in columns], np.int32)
+        n, n_leaves, n_codes, bounds = len(count), len(leaf_sums), left_codes.shape[1], None
+        node_fields, numbers = np.empty((6, n), np.int32), np.empty(n_leaves, np.int32)
+        bits = np.empty((n_leaves, -(-n_codes // 8)), np.uint8)
+        n_sets = _copy_tree(nodes, leaf_of, left_codes, is_categorical, node_fields, numbers, bits)
+        sets = CategorySets(numbers[:n_sets].copy(), bits[:n_sets].copy(), n_codes)
         if task.direction is not None:
             leaves = np.flatnonzero(nodes.child[:n] < 0)
             bounds = np.empty((n_leaves, 2))
             bounds[leaf_of[leaves]] = nodes.total[leaves, 3:]
-        sets = CategorySets.of(TreeNodes(*node_fields), left_codes, is_categorical)
         gain = nodes.gain[:n].copy()
         return cls(node_fields, n_leaves, sets, task.output, _PENDING, gain, count, leaf_sums, task.gain_unit, bounds)
 
@@ -206,6 +199,30 @@ class GrownTree(FitTree):
     def within_bounds(self, values: np.ndarray, unit: float) -> np.ndarray:
         """Return leaf values clipped to the bounds of the tree, which are in units of `unit`."""
         return values if self.bounds is None else np.clip(values, self.bounds[:, 0] * unit, self.bounds[:, 1] * unit)
+
+
+@kernel
+def _copy_tree(nodes, leaf_of, left_codes, is_categorical, node_fields, numbers, bits):
+    """Copy the nodes of a tree in one call; return the number of its categorical splits.
+
+    nodes : NodeArrays; leaf_of, left_codes, is_categorical : as in `GrownTree.of`; node_fields : int32[6, n_nodes], receives
+    the fields of `TreeNodes`; numbers, bits : int32[n_leaves] and uint8[n_leaves, n_bytes], receive those of `CategorySets`.
+    """
+    n_sets, n_codes = 0, left_codes.shape[1]
+    for node in range(node_fields.shape[1]):
+        feature, child = nodes.feature[node], nodes.child[node]
+        node_fields[0, node], node_fields[1, node] = feature, nodes.split_bin[node]
+        node_fields[2, node], node_fields[3, node] = nodes.missing_left[node], child
+        node_fields[4, node], node_fields[5, node] = nodes.depth[node], leaf_of[node]
+        if child >= 0 and is_categorical[feature] != 0:
+            numbers[n_sets] = node
+            for k in range(bits.shape[1]):
+                byte = 0
+                for code in range(8 * k, 8 * k + 8):  # the first is the highest bit
+                    byte = 2 * byte + (1 if code < n_codes and left_codes[node, code] != 0 else 0)
+                bits[n_sets, k] = byte
+            n_sets += 1
+    return n_sets
 
 
 class TreesSoFar:

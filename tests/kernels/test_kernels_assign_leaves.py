@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.trees.apply_trees import add_grown_tree, assign_leaves, leaves_of
-from tests.helpers.growth import a_tree
+from dboost.trees.fit_trees import GrownTree
+from dboost.trees.tree_task import TreeTask, new_node_arrays
+from tests.helpers.growth import TASK, a_tree
 from tests.helpers.tables import make_table
 
 
@@ -63,6 +66,23 @@ def test_a_tree_that_is_sent_leads_to_the_same_leaves(n_leaves: int, seed: int) 
     codes, grown = table.stored(), a_tree(np.array(bins), categorical, n_leaves, seed)
     sent = pickle.loads(pickle.dumps(grown.for_sessions()))
     assert np.array_equal(leaves_of(codes, table.layout, sent), leaves_of(codes, table.layout, grown))
+
+
+@given(n_leaves=st.integers(1, 40), n_codes=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_nodes_and_sets_are_copied_from_longer_buffers(n_leaves: int, n_codes: int, seed: int) -> None:
+    rng, n = np.random.default_rng(seed), 2 * n_leaves - 1
+    nodes, is_categorical = new_node_arrays(n_leaves + 2), np.array([1, 0, 1], np.uint8)
+    split = rng.permutation(n)[: n_leaves - 1]
+    columns = nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child, nodes.depth, rng.integers(9, size=n + 4)
+    for column in columns[:5]:
+        column[split] = rng.integers(3, size=len(split))
+    left_codes = rng.integers(2, size=(n + 4, n_codes)).astype(np.uint8)
+    counts, sums = np.zeros(n, np.int64), np.zeros((n_leaves, 2))
+    tree = GrownTree.of(cast(TreeTask, TASK), nodes, counts, columns[5], sums, left_codes, is_categorical)
+    assert tree.node_fields.dtype == np.int32 and np.array_equal(tree.node_fields, [column[:n] for column in columns])
+    has_set = (nodes.child[:n] >= 0) & (is_categorical[nodes.feature[:n]] == 1)
+    assert np.array_equal(tree.left_codes, left_codes[:n] * has_set[:, None])
+    assert tree.sets.nodes.base is None and tree.sets.bits.base is None
 
 
 def test_a_tree_of_many_categories_takes_little_memory() -> None:
