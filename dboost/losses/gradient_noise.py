@@ -35,7 +35,7 @@ def noise_of(gradient: np.ndarray, hessian: np.ndarray, repeat_count: np.ndarray
     gradient : float32[n]; hessian : float32[n], empty for 1 each; repeat_count : uint8[n], how often each row counts, empty for
     once.
     """
-    sums, totals = np.empty(SQUARES_SHAPE, np.int64), np.empty(TOTALS_SHAPE, np.dtype("<u8"))
+    sums, totals = np.empty(SQUARES_SHAPE, np.int64), np.empty(TOTALS_SHAPE, "<u8")
     sum_squares(gradient.view(np.int32), hessian.view(np.int32), repeat_count, sums, totals)
     squares, hessians = totals
     return GradientNoise(int.from_bytes(squares.tobytes(), "little"), int.from_bytes(hessians.tobytes(), "little"))

@@ -10,7 +10,7 @@ import numpy as np
 from dboost.losses.gradient_noise import GradientNoise
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GradientStats:
     """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
 
@@ -35,12 +35,6 @@ class GradientStats:
             sum(output.coarse_loss for output in outputs),
             sum(output.fine_loss for output in outputs),
             np.concatenate(influence) if influence else None,
-        )
-
-    def with_noise(self, noise: tuple[GradientNoise, ...]) -> GradientStats:
-        """Return the statistics with those of the noise. (`dataclasses.replace` would take three times as long.)"""
-        return GradientStats(
-            self.max_gradient, self.max_hessian, self.coarse_loss, self.fine_loss, self.influence, self.max_split, noise
         )
 
     def merge(self, others: GradientStats) -> GradientStats:

@@ -6,7 +6,7 @@ adds up one gradient and one Hessian per row from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +38,8 @@ class ProjectedTerms(LossTerms):
         maxima = project(rows.for_kernel, self, gradient, hessian, first, last)
         if rows.split_hessian is None:
             maxima[1] = 1.0
-        return replace(stats, max_split=maxima)
+        stats.max_split = maxima
+        return stats
 
 
 def project(

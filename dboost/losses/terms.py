@@ -160,7 +160,8 @@ class GroupTerms(LossTerms):
 
 
 def _stats_of(rows: LossRows, totals: PassTotals, by_digit: np.ndarray | None) -> GradientStats:
-    max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
+    maxima = totals.maxima.view(np.float32).astype(np.float64)
     if rows.hessian is None:
-        max_hessian.fill(1.0)
-    return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
+        maxima[1] = 1.0
+    coarse, fine = totals.loss.tolist()
+    return GradientStats(maxima[0], maxima[1], coarse, fine, by_digit)

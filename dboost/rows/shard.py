@@ -13,7 +13,7 @@ codes of their rows (`rows.shared_codes`), which are in another order, and a fol
 
 **Advance.** Between two iterations, `LossTerms.advance` adds the last trees to the scores of a `Shard.gradient_pass`, and
 computes gradients and Hessians. It returns the largest gradient and Hessian and exact sums of the loss, which merge over any
-division of the rows; with categorical features `Shard.with_noise` adds sums by which categories are told from noise.
+division of the rows; with categorical features `Shard.noise` adds up sums by which categories are told from noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from dboost.kernels.rows import mark_rows
 from dboost.losses.base import target_column
 from dboost.losses.gradient_noise import GradientNoise, noise_of
 from dboost.losses.gradient_pass import PassScratch
-from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import GradientPass, LossRows, LossTerms
 from dboost.rows.row_groups import ends_of, next_ends
 from dboost.rows.row_sample import RowSubset, Sample
@@ -448,10 +447,9 @@ class Shard:
         """
         return GradientPass(self.loss_rows, values, self.spec.loss_unit, scratch, first, last, terms.counts_influence)
 
-    def with_noise(self, stats: GradientStats, first: int, last: int) -> GradientStats:
-        """Return the statistics of a pass over rows first…last-1 with what the noise of each tree's gradients follows from."""
-        noise = tuple([self._noise(tree, first, last) for tree in range(self.spec.trees_per_iteration)])
-        return stats.with_noise(noise)
+    def noise(self, first: int, last: int) -> tuple[GradientNoise, ...]:
+        """Return what the noise of each tree's gradients follows from, of rows first…last-1."""
+        return tuple([self._noise(tree, first, last) for tree in range(self.spec.trees_per_iteration)])
 
     def _noise(self, tree: int, first: int, last: int) -> GradientNoise:
         """Return what the noise of a tree's gradients follows from, of all rows, also those that a sample leaves out."""

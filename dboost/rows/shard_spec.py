@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class ShardSpec:
         """Whether trees grow by bins of their own, which are proposed for each tree from the bins of `layout`."""
         return self.tree_layout is not self.layout and bool((self.tree_layout.n_bins != self.layout.n_bins).any())
 
-    @property
+    @cached_property
     def is_identity_bin_map(self) -> np.ndarray:
         """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
         return self.tree_layout.n_bins == self.layout.n_bins

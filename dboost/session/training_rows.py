@@ -160,7 +160,8 @@ class TrainingRows:
                 for find, leaf in unrouted:
                     find(leaf, first, last)
                 stats = terms.advance(shard.gradient_pass(values, terms, self._scratch[k], first, last))
-                passes.append(shard.with_noise(stats, first, last) if self._has_categories else stats)
+                stats.noise = shard.noise(first, last) if self._has_categories else None
+                passes.append(stats)
             return reduce(GradientStats.merge, passes)
 
         self.stats = reduce(GradientStats.merge, self.shares.run(work))

@@ -317,7 +317,7 @@ def all_rows(loop: BoostingLoop) -> Iterator[Visit]:
 def in_rows(values: list[np.ndarray]) -> np.ndarray:
     """Return the leaf values of the trees of an iteration as float64[n_outputs, n_leaves], shorter rows padded with 0."""
     if len(values) == 1:
-        return np.atleast_2d(values[0])
+        return values[0].reshape(-1, values[0].shape[-1])
     rows = np.zeros((len(values), max(map(len, values))))
     for row, of_tree in zip(rows, values, strict=True):
         row[: len(of_tree)] = of_tree

@@ -31,7 +31,11 @@ class Tasks:
 
     def __init__(self, plan: FitPlan, backend: Backend, leaf_values: LeafEstimator) -> None:
         self._plan, self._backend, self._leaf_values = plan, backend, leaf_values
-        self._loss, self._parameters = plan.target.loss.in_unit(plan.stats.unit), in_units_of(plan.learning, plan.stats)
+        self._leaves, self._parameters = (
+            plan.target.loss.in_unit(plan.stats.unit).leaves,
+            in_units_of(plan.learning, plan.stats),
+        )
+        self._allowed = np.ones(len(plan.binning.features), np.uint8)
 
     def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
         """Return the tasks of the trees of an iteration. stats : of the gradients that they are grown from."""
@@ -50,32 +54,29 @@ class Tasks:
         return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, tree_layout))
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
-        precision, parameters = self._plan.precision, self._parameters
-        packing = precision.packing
+        plan, parameters, leaves = self._plan, self._parameters, self._leaves[output]
+        packing, constant_hessian, constraints = plan.precision.packing, plan.shard_spec.constant_hessian, plan.constraints
         max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
         if stats.max_split is not None:
             max_gradient, max_hessian = stats.max_split.tolist()
         if parameters.criterion == "gradient":
-            max_hessian = self._plan.stats.max_weight  # trees are grown with weights in place of Hessians
-        scale_g = _scale(packing.max_gradient, max_gradient)
-        scale_h = 1.0 if self._plan.shard_spec.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self._backend.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
-        exact_h = 1.0 if self._plan.shard_spec.constant_hessian else unit_for(max_hessian, n)
-        scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        leaves = self._loss.leaves[output]
-        direction = self._plan.direction if leaves.is_monotonic else None
+            max_hessian = plan.stats.max_weight  # trees are grown with weights in place of Hessians
+        n = self._backend.n_rows if plan.max_weight is None else int(plan.stats.total_weight)
+        scale_h, exact_h = (
+            (1.0, 1.0) if constant_hessian else (_scale(packing.max_hessian, max_hessian), unit_for(max_hessian, n))
+        )
+        scales = np.array([_scale(packing.max_gradient, max_gradient), scale_h, unit_for(max_gradient, n), exact_h])
+        direction = plan.direction if leaves.is_monotonic else None
         max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, leaves) else None
         split_params = split_params_of(
             parameters,
-            precision.count_channel,
+            plan.precision.count_channel,
             scales,
             None if max_step is None else max_step / leaves.step_factor,
             is_bounded=direction is not None,
             noise=0.0 if stats.noise is None else stats.noise[output].ratio,
         )
-        allowed = np.ones(len(self._plan.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        constraints = self._plan.constraints
         if constraints is not None:
             constraints = constraints._replace(
                 seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
@@ -84,9 +85,9 @@ class Tasks:
         return TreeTask(
             split_params,
             packing,
-            self._plan.policy,
+            plan.policy,
             scales,
-            allowed,
+            self._allowed,
             output,
             sample,
             least_influence,
