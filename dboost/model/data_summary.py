@@ -156,12 +156,12 @@ class LevelDistribution(Distribution):
     @classmethod
     def of(cls, values: np.ndarray, n_levels: int) -> LevelDistribution:
         """Return the distribution of codes of categories (float64[n], NaN where missing)."""
-        present = values[~np.isnan(values)].astype(np.int64)
-        level_counts = np.bincount(present, minlength=n_levels)
+        level_counts = np.bincount(np.where(np.isnan(values), n_levels, values).astype(np.int64), minlength=n_levels + 1)
+        missing, level_counts = int(level_counts[-1]), level_counts[:-1]
         frequent = np.argsort(-level_counts, kind="stable")[:LEVELS]
         codes = np.sort(frequent[level_counts[frequent] > 0])
         counts = np.append(level_counts[codes], level_counts.sum() - level_counts[codes].sum())
-        return cls(counts.astype(np.int64), len(values) - len(present), codes, n_levels)
+        return cls(counts.astype(np.int64), missing, codes, n_levels)
 
     def tally(self, values: np.ndarray) -> np.ndarray:
         present = values[~np.isnan(values)]

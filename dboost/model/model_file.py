@@ -606,7 +606,8 @@ def check(ensemble: Ensemble, n_known: int | None = None) -> None:
 
     Summaries are finite numbers in JSON types by construction (`dboost.model.data_summary`), and `loads` checks no more.
 
-    n_known : number of leading trees that were checked before, like all features and split points; default: nothing was.
+    n_known : number of leading trees that were checked before, like all else but records of sources and metrics; default:
+    nothing was.
 
     Raises
     ------
@@ -614,10 +615,15 @@ def check(ensemble: Ensemble, n_known: int | None = None) -> None:
         Naming the invalid part.
     """
     sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
-    features, edges = (ensemble.features, ensemble.edges) if n_known is None else ((), ())
+    features = ensemble.features if n_known is None else ()
     content = _plain_entries(replace(ensemble, trees=(), edges=(), features=features, sources=sources))
     try:
-        parse_ensemble(content | {"edges": list(edges)}, len(ensemble.trees))
+        if n_known is None:
+            parse_ensemble(content | {"edges": list(ensemble.edges)}, len(ensemble.trees))
+        else:
+            _check_texts(content)
+            _check_sources(content["sources"], len(ensemble.features), ensemble.n_outputs, ensemble.n_iterations)
+            _metrics(content["metrics"])
     except InvalidModel as error:
         raise ModelFileError(f"the model cannot be stored: {error}") from error
     _check_trees(replace(ensemble, trees=ensemble.trees[n_known:]))

@@ -622,7 +622,7 @@ class Parameters:
             wanted = max(math.isqrt(n_features), 1) / n_features
             if math.ceil(wanted * n_features) > max(math.isqrt(n_features), 1):  # rounded up
                 wanted = math.nextafter(wanted, 0.0)
-        return replace(self, max_features=float(wanted))
+        return self if wanted == self.max_features else replace(self, max_features=float(wanted))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters as JSON types, for the model file."""
@@ -647,7 +647,7 @@ class Parameters:
 
     def with_loss(self, name: str) -> Parameters:
         """Return the parameters with the name of a loss in place of "auto"; a custom loss stays."""
-        return replace(self, loss=name) if isinstance(self.loss, str) else self
+        return replace(self, loss=name) if isinstance(self.loss, str) and self.loss != name else self
 
 
 class TreeParameters(TypedDict, total=False):

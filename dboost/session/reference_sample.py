@@ -100,7 +100,7 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
 def warn_of_ids(features: Sequence[Feature], sample: ReferenceSample) -> None:
     """Warn of categorical features that have a different level in each row of the sample."""
     for feature, values in zip(features, sample.values.T, strict=False):  # a sample of no rows has no columns
-        if feature.categories is not None:
+        if feature.categories is not None and len(feature.categories) >= LEAST_IDS:
             present = values[~np.isnan(values)]
             if LEAST_IDS <= len(present) <= len(feature.categories) and len(np.unique(present)) == len(present):
                 warn(

@@ -164,14 +164,16 @@ def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
     """
     mass = light = cumulative.copy()
     mass[1:] -= cumulative[:-1]
-    heavy, running = np.zeros(len(mass), bool), cumulative
+    heavy, n_heavy, running = np.zeros(len(mass), bool), 0, cumulative
     while True:
         # A heavy value takes two split candidates; the others are quantiles of the remaining values.
-        n_light = max_bins - 2 * int(heavy.sum())
+        n_light = max_bins - 2 * n_heavy
         more = light > 2.0 * (light.sum() / max(n_light, 1))
-        if n_light <= 2 or not more.any() or 2 * int((heavy | more).sum()) > max_bins - 2:
+        n_more = int(np.count_nonzero(more))
+        if n_light <= 2 or not n_more or 2 * (n_heavy + n_more) > max_bins - 2:
             break
         heavy |= more
+        n_heavy += n_more
         light = np.where(heavy, 0.0, mass)
         running = np.cumsum(light)
     wanted = running[-1] * np.arange(1, max(n_light, 1)) / max(n_light, 1)

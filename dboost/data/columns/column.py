@@ -24,7 +24,9 @@ Column = np.ndarray | CategoryColumn
 
 
 def apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return ``table[codes]`` as int32, with -1 (missing) for -1."""
+    """Return ``table[codes]`` as int32, a copy, with -1 (missing) for -1."""
+    if np.array_equal(table, np.arange(len(table))):  # as of the first partition, most often
+        return codes.astype(np.int32)
     return np.append(table, -1).astype(np.int32)[codes]
 
 

@@ -354,7 +354,7 @@ def _levels_of_numbers(values: np.ndarray, spec: ColumnSpec, mask: np.ndarray | 
 def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColumn:
     """Keep only the categories that occur, as Python values."""
     codes = np.asarray(codes)
-    used = np.bincount(codes[codes >= 0], minlength=len(levels)).astype(bool)
+    used = np.bincount(np.add(codes, 1, dtype=np.intp), minlength=len(levels) + 1)[1:].astype(bool)
     kept = np.flatnonzero(used)
     plain = levels if isinstance(levels, list) else np.asarray(levels, dtype=object).tolist()  # an index is slow
     present = [plain[i] for i in kept.tolist()]
