@@ -100,7 +100,7 @@ def frame_of_codes(data: BinnedPartition) -> Frame:
 def frame_of_pandas(data: Any) -> Frame:
     """Return a DataFrame of pandas."""
     columns = cache(lambda: [column for _, column in data.items()])  # iloc takes seven times as long
-    return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: columns()[j])
+    return Frame(Names(data.columns.tolist(), data.index.names), True, len(data), lambda j: columns()[j])
 
 
 def frame_of_arrow(data: Any) -> Frame:
