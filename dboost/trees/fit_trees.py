@@ -161,7 +161,7 @@ class GrownTree(FitTree):
         n, n_leaves, n_codes, bounds = len(count), len(leaf_sums), left_codes.shape[1], None
         node_fields, numbers = np.empty((6, n), np.int32), np.empty(n_leaves, np.int32)
         bits = np.empty((n_leaves, -(-n_codes // 8)), np.uint8)
-        n_sets = _copy_tree(nodes, leaf_of, left_codes, is_categorical, node_fields, numbers, bits)
+        n_sets = _copy_tree(nodes.feature.base, leaf_of, left_codes, is_categorical, node_fields, numbers, bits)
         sets = CategorySets(numbers[:n_sets].copy(), bits[:n_sets].copy(), n_codes)
         if task.direction is not None:
             leaves = np.flatnonzero(nodes.child[:n] < 0)
@@ -202,19 +202,19 @@ class GrownTree(FitTree):
 
 
 @kernel
-def _copy_tree(nodes, leaf_of, left_codes, is_categorical, node_fields, numbers, bits):
+def _copy_tree(integers, leaf_of, left_codes, is_categorical, node_fields, numbers, bits):
     """Copy the nodes of a tree in one call; return the number of its categorical splits.
 
-    nodes : NodeArrays; leaf_of, left_codes, is_categorical : as in `GrownTree.of`; node_fields : int32[6, n_nodes], receives
-    the fields of `TreeNodes`; numbers, bits : int32[n_leaves] and uint8[n_leaves, n_bytes], receive those of `CategorySets`.
+    integers : int64[5, >= n_nodes], of `NodeArrays`; leaf_of, left_codes, is_categorical : as in `GrownTree.of`; node_fields :
+    int32[6, n_nodes], receives the fields of `TreeNodes`; numbers, bits : int32[n_leaves] and uint8[n_leaves, n_bytes], receive
+    those of `CategorySets`.
     """
     n_sets, n_codes = 0, left_codes.shape[1]
     for node in range(node_fields.shape[1]):
-        feature, child = nodes.feature[node], nodes.child[node]
-        node_fields[0, node], node_fields[1, node] = feature, nodes.split_bin[node]
-        node_fields[2, node], node_fields[3, node] = nodes.missing_left[node], child
-        node_fields[4, node], node_fields[5, node] = nodes.depth[node], leaf_of[node]
-        if child >= 0 and is_categorical[feature] != 0:
+        for field in range(5):
+            node_fields[field, node] = integers[field, node]
+        node_fields[5, node] = leaf_of[node]
+        if integers[3, node] >= 0 and is_categorical[integers[0, node]] != 0:
             numbers[n_sets] = node
             for k in range(bits.shape[1]):
                 byte = 0

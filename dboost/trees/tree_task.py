@@ -63,7 +63,7 @@ class GrowthPolicy(NamedTuple):
 
 @record
 class NodeArrays(NamedTuple):
-    """Arrays over the node numbers of a growing tree."""
+    """Arrays over the node numbers of a growing tree. The first five are the rows of one array."""
 
     feature: np.ndarray  # int64: split feature, -1 in a leaf
     split_bin: np.ndarray  # int64: last bin that goes left (categorical splits: see kernels.splits)
@@ -78,16 +78,11 @@ class NodeArrays(NamedTuple):
 def new_node_arrays(max_leaves: int) -> NodeArrays:
     """Return arrays for a tree of at most `max_leaves` leaves."""
     n = 2 * max_leaves - 1
-    return NodeArrays(
-        feature=np.full(n, -1, np.int64),
-        split_bin=np.zeros(n, np.int64),
-        missing_left=np.zeros(n, np.int64),
-        child=np.full(n, -1, np.int64),
-        depth=np.zeros(n, np.int64),
-        gain=np.full(n, -1.0),
-        total=np.zeros((n, 5)),
-        best=np.zeros((n, SPLIT_SIZE)),
-    )
+    integers = np.zeros((5, n), np.int64)
+    integers[[0, 3]] = -1  # feature and child
+    feature, split_bin, missing_left, child, depth = integers
+    gain, total, best = np.full(n, -1.0), np.zeros((n, 5)), np.zeros((n, SPLIT_SIZE))
+    return NodeArrays(feature, split_bin, missing_left, child, depth, gain, total, best)
 
 
 @internal
