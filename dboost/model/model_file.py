@@ -60,6 +60,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,8 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
     leaf_shape = () if width == 1 else (width,)
     _check(all(tree.value.shape[1:] == leaf_shape for tree in trees), f"a tree has not {width} values per leaf")
     joined = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
-    has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
+    categories = [*chain.from_iterable(tree.categories for tree in trees)]
+    has_set = np.array([codes is not None for codes in categories])
     number = np.repeat(np.arange(len(trees)), sizes)
 
     def refuse(wrong: np.ndarray, problem: str) -> None:
@@ -248,7 +250,7 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int
         | np.isnan(joined["gain"]),
         "a value is not finite, a cover is negative, or a gain or cover is no number",
     )
-    sets = [codes for tree in trees for codes in tree.categories if codes is not None]
+    sets = [codes for codes in categories if codes is not None]
     if sets:
         node = np.repeat(np.flatnonzero(is_set), [len(codes) for codes in sets])
         codes = np.concatenate(sets)
