@@ -150,7 +150,7 @@ class RowIds:
 
 
 def _mark_runs(sample: Sample, runs: Sequence[tuple[int, int]], marks: np.ndarray) -> None:
-    """Set the marks of rows (int32[n], see `Shard.tree_influence`) that are runs of consecutive ids, see `RowIds.runs`."""
+    """Set the marks of rows (uint8[n], see `Shard.tree_marks`) that are runs of consecutive ids, see `RowIds.runs`."""
     at = 0
     for first_id, n in runs:
         mark_rows(*map(np.uint64, sample), or_empty(None, "int64"), first_id, marks[at : at + n])
@@ -224,8 +224,8 @@ class RowSegments:
         raise AssertionError("the rows are not those of one segment")
 
     def mark(self, sample: Sample, marks: np.ndarray) -> None:
-        """Set the marks of the rows that are trained on. marks : of all rows of the shard, see `Shard.tree_influence`."""
-        in_order, at = np.empty(self.n_rows, np.int32), 0
+        """Set the marks of the rows that are trained on. marks : of all rows of the shard, see `Shard.tree_marks`."""
+        in_order, at = np.empty(self.n_rows, np.uint8), 0
         _mark_runs(sample, self._ids.runs(0, self.n_rows), in_order)
         for first, last in self._segments:
             marks[first:last] = in_order[self._rank[at : at + last - first]]
@@ -343,31 +343,29 @@ class Shard:
         wide = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
         return np.empty((0, self.n_rows), np.uint16) if wide is None else wide
 
-    def tree_influence(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
-        """Return the influence of each row on a tree, see `RowSubset`: int32[n_rows], -1 for rows that are not sampled or not
-        trained on, and 0 for the others if there is no bound. None if all rows that are trained on take part.
+    def tree_marks(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Return which rows take part in a tree, see `RowSubset`: uint8[n_rows], 1 for those that do, else 0. None if all rows
+        that are trained on do.
 
         It is valid until the next call for another sample.
         """
         if sample is None and not least_influence:
             return None
-        if sample is None and self.segments is None:
-            return self.influence(output)
         marks = self._marks(sample)
-        return marks | self.influence(output) if least_influence else marks
+        return marks & (self.influence(output) >= least_influence) if least_influence else marks
 
     def _marks(self, sample: Sample | None) -> np.ndarray:
-        """Return -1 for rows that are not sampled or not trained on, 0 for the others: int32[n_rows].
+        """Return 1 for rows that are sampled and trained on, 0 for the others: uint8[n_rows].
 
         They are kept for the other trees of an iteration, and their memory for the next iteration.
         """
         if self._marked is not None and self._marked[0] == sample:
             return self._marked[1]
-        marks = np.full(self.n_rows, -1, np.int32) if self._marked is None else self._marked[1]
+        marks = np.zeros(self.n_rows, np.uint8) if self._marked is None else self._marked[1]
         drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
         if sample is None:
             for first, last in self.ranges():
-                marks[first:last] = 0
+                marks[first:last] = 1
         elif drawn_by is not None:
             for first, last in self.ranges():
                 mark_rows(*map(np.uint64, sample), drawn_by[first:last], 0, marks[first:last])
@@ -396,10 +394,10 @@ class Shard:
 
     def sampled_range(self, subset: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
         """Return those of rows first…last-1 that take part in a tree (or None for all), and the range of them to use."""
-        influence = self.tree_influence(*subset)
-        if influence is None:
+        marks = self.tree_marks(*subset)
+        if marks is None:
             return None, first, last
-        rows = first + np.flatnonzero(influence[first:last] >= subset.least_influence)
+        rows = first + np.flatnonzero(marks[first:last].view(bool))
         return rows, 0, len(rows)
 
     def influence(self, output: int) -> np.ndarray:

@@ -103,9 +103,9 @@ class MemoryGrower(CpuGrower[RoundsInMemory]):
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         rows, by_thread = self._rows, self.by_thread
         rows.route_excluded()
-        influence = [self._shard.tree_influence(*task.row_subset) for task in tasks]
+        marks = [self._shard.tree_marks(*task.row_subset) for task in tasks]
         rows.merge_bins(tasks)
-        rows.shares.run(lambda k: by_thread[k].begin(tasks, influence))
+        rows.shares.run(lambda k: by_thread[k].begin(tasks, marks))
 
 
 class FileGrower(CpuGrower[RoundsInFiles]):

@@ -15,13 +15,13 @@ import numpy as np
 
 from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import Histograms, add_records, flush, rows_in_32_bits
-from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
+from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_marked, split_records
 from dboost.rows.shard import Shard
 from dboost.trees.tree_growth import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
 #: Bytes that a growing tree needs for each row: two records, and a mark if rows are sampled.
-BYTES_PER_ROW = 20
+BYTES_PER_ROW = 17
 
 
 class RoundsInMemory:
@@ -48,16 +48,15 @@ class RoundsInMemory:
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}
 
-    def begin(self, tasks: Sequence[TreeTask], influence: Sequence[np.ndarray | None]) -> None:
+    def begin(self, tasks: Sequence[TreeTask], marks: Sequence[np.ndarray | None]) -> None:
         """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped.
 
-        influence : of the rows of the whole shard on each tree, see `Shard.tree_influence`.
+        marks : of the rows of the whole shard for each tree, see `Shard.tree_marks`.
         """
         while len(self._records) < len(tasks):
             self._records.append(np.empty((2, self._n_rows), np.uint64))
         self.trees = {
-            task.output: GrowingTree(self.shard, task, self._records[k], influence[k], *self._share)
-            for k, task in enumerate(tasks)
+            task.output: GrowingTree(self.shard, task, self._records[k], marks[k], *self._share) for k, task in enumerate(tasks)
         }
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
@@ -105,13 +104,13 @@ class GrowingTree:
         Gradients and Hessians are quantised by its scales.
     records : uint64[2, n_rows]
         Receives the records.
-    influence : int32[n] or None
-        Of the rows of the whole shard, see `Shard.tree_influence`.
+    marks : uint8[n] or None
+        Of the rows of the whole shard, see `Shard.tree_marks`.
     k, n : int
         Number of the share, and of shares.
     """
 
-    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, influence: np.ndarray | None, k: int, n: int) -> None:
+    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, marks: np.ndarray | None, k: int, n: int) -> None:
         self.task, self.records = task, records
         self._shard = shard
         gradient, hessian, _ = shard.split_arrays(task.output)
@@ -119,8 +118,7 @@ class GrowingTree:
         front, back = 0, n_all - 1
         for rows in shard.ranges(k, n):
             front, back = _quantise(
-                gradient, or_empty(hessian, "float32"), or_empty(influence, "int32"), task.least_influence, rows, task.scales,
-                (front, back), records,
+                gradient, or_empty(hessian, "float32"), or_empty(marks, "uint8"), rows, task.scales, (front, back), records
             )  # fmt: skip
         self.n_sampled = front
         #: Record buffer, begin and end of each node; the same for the rows that do not take part.
@@ -174,19 +172,19 @@ def _with_room(ranges: np.ndarray, n_numbers: int) -> np.ndarray:
 
 
 @kernel
-def _quantise(gradient, hessian, influence, least, rows, scales, ends, records):
+def _quantise(gradient, hessian, marks, rows, scales, ends, records):
     """Write the records of rows rows[0]…rows[1]-1 that take part, from position ends[0] upwards, and the numbers of the others
-    from position ends[1] downwards. Return the new ends. influence : empty for all, see `Shard.tree_influence`.
+    from position ends[1] downwards. Return the new ends. marks : empty if all do, see `Shard.tree_marks`.
     """
     first_row, last_row = rows
     front, back = ends
-    if influence.size == 0:
+    if marks.size == 0:
         quantise(gradient, hessian, records[0, :0], scales, first_row, last_row, records[0, front:])
         return front + last_row - first_row, back
     for first in range(first_row, last_row, STRIPE):
         last = first + STRIPE if first + STRIPE < last_row else last_row
         spare = records[1, : last - first]
-        front, back = quantise_above(gradient, hessian, influence, least, scales, first, last, (front, back), records[0], spare)
+        front, back = quantise_marked(gradient, hessian, marks, scales, first, last, (front, back), records[0], spare)
     return front, back
 
 

@@ -35,8 +35,8 @@ ValuesOf = Callable[[int, int], np.ndarray]
 
 def rows_out_of_bag(shard: Shard, sample: Sample | None) -> np.ndarray | None:
     """Return which rows a tree did not draw: bool[n_rows]; None for all rows, if it drew all."""
-    influence = shard.tree_influence(sample)
-    return None if influence is None else influence < 0
+    marks = shard.tree_marks(sample)
+    return None if marks is None else marks == 0
 
 
 def add_values(shard: Shard, is_out: np.ndarray | None, values_of: ValuesOf, first: int, last: int) -> None:

@@ -43,7 +43,7 @@ from dboost.kernels.histograms import (
 )
 from dboost.kernels.predict import MASK_LEAVES
 from dboost.kernels.records import record
-from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
+from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_marked, split_records
 from dboost.kernels.simd import barrier, row_span
 from dboost.kernels.split_search import SplitSearch, mark_codes, search_feature
 from dboost.kernels.splits import FEATURE, SCORE, beats, clear_split
@@ -76,8 +76,7 @@ class TreeRows(NamedTuple):
     gradient: np.ndarray  # float32[n_rows]
     hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
     sampled: np.ndarray  # int64[...]: rows that take part, ascending; empty for all
-    #: int32[n_rows]: rows take part whose influence is not below `WholeTreeTask.least_influence`; empty for all.
-    influence: np.ndarray
+    marks: np.ndarray  # uint8[n_rows]: 1 for rows that take part; empty if all do
     leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
 
 
@@ -89,7 +88,6 @@ class WholeTreeTask(NamedTuple):
     policy: GrowthPolicy
     scales: np.ndarray  # float64[4]: factors of gradients and Hessians before rounding, for histograms and for sums of leaves
     allowed: np.ndarray  # uint8[n_features]
-    least_influence: int
     constraints: FeatureConstraints | None  # see `trees.split_finder`
     has_root: bool  # whether the first slot of the packed histograms holds the root's
 
@@ -194,7 +192,7 @@ def _begin_root(growth):
     state[LARGE], state[ROUTES_EXCLUDED] = I(-1), I(0)
     _list_codes_of(growth, I(-1))
     team.n_rows[0] = starts[starts.size - 1]
-    if growth.rows.influence.size > 0 and not _exclude_rows(growth):
+    if growth.rows.marks.size > 0 and not _exclude_rows(growth):
         return False
     if task.constraints is not None:
         init_path(task.constraints, growth.paths)
@@ -212,7 +210,7 @@ def _list_codes_of(growth, slot):
 
 @internal
 def _exclude_rows(growth):
-    """Quantise the rows of sufficient influence, and put the others behind them.
+    """Quantise the rows that take part, and put the others behind them.
 
     A few excluded rows are routed along with the others; many of them are assigned to leaves after the tree is grown.
     """
@@ -225,9 +223,8 @@ def _exclude_rows(growth):
     for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
         last = first + STRIPE if first + STRIPE < n_rows else n_rows
         piece = records[1, starts[thread] : starts[thread] + last - first]
-        at, behind = quantise_above(
-            rows.gradient, rows.hessian, rows.influence, task.least_influence, task.scales, first, last, (at, behind),
-            records[0], piece,
+        at, behind = quantise_marked(
+            rows.gradient, rows.hessian, rows.marks, task.scales, first, last, (at, behind), records[0], piece
         )  # fmt: skip
     scratch.excluded[0, 0], scratch.excluded[0, 1] = at, starts[thread + 1]
     team.counts[state[PARITY], thread] = at
@@ -262,7 +259,7 @@ def _quantise_root(growth):
 def _add_up_smaller_child(growth):
     """Add up the histogram of the smaller child; at the root quantise the rows."""
     team, is_root = growth.team, growth.scratch.state[LARGE] < 0
-    is_known, quantises = is_root and growth.task.has_root, is_root and growth.rows.influence.size == 0
+    is_known, quantises = is_root and growth.task.has_root, is_root and growth.rows.marks.size == 0
     if quantises and (team.by_unit or is_known):
         _quantise_root(growth)
         if not _meet(growth):
@@ -576,7 +573,7 @@ def _number_leaves(growth):
     stack, leaf_sums = scratch.stack, scratch.leaf_sums
     # If excluded rows are assigned to leaves afterwards, so are all others.
     routes_excluded = scratch.state[ROUTES_EXCLUDED] != 0
-    labels_rows = routes_excluded or rows.influence.size == 0
+    labels_rows = routes_excluded or rows.marks.size == 0
     stack[0] = 0
     height, n_leaves = I(1), I(0)
     while height > 0:

@@ -105,9 +105,7 @@ class WholeTrees:
         packing = task.packing
         if histograms.packed is not None and task.limits.count_channel != 2:
             packing = packing._replace(rows=n + 1)  # buckets without counts hold the sums of all rows
-        fused_task = WholeTreeTask(
-            packing, task.policy, task.scales, task.allowed, task.least_influence, task.constraints, root is not None
-        )
+        fused_task = WholeTreeTask(packing, task.policy, task.scales, task.allowed, task.constraints, root is not None)
 
         def work(thread: int) -> int:
             proposal = None if task.node_bins is None else new_proposal_buffers(task.node_bins)
@@ -123,7 +121,7 @@ class WholeTrees:
         counts, is_categorical = shared.n_rows[:n_nodes].copy(), layout.is_categorical
         sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.scratch) / task.scales[2:]
         tree = GrownTree.of(task, buffers.nodes[0], counts, shared.leaf_of, sums, shared.left_codes, is_categorical)
-        if rows.influence.size and not buffers.scratch[0].state[ROUTES_EXCLUDED]:
+        if rows.marks.size and not buffers.scratch[0].state[ROUTES_EXCLUDED]:
             self._rows.unrouted.append((assign_leaves(shard.tree_codes, layout, tree), rows.leaf))
             if task.bin_merge is not None:
                 self._rows.route_excluded()  # while the bins are those of this tree
@@ -132,15 +130,15 @@ class WholeTrees:
 
     def _tree_rows(self, task: TreeTask, buffers: _Buffers) -> tuple[TreeRows, int]:
         """Return the rows of a tree, and the number of rows whose gradients are quantized."""
-        shard, chosen, influence = self.shard, None, self.shard.tree_influence(*task.row_subset)
+        shard, chosen, marks = self.shard, None, self.shard.tree_marks(*task.row_subset)
         gradient, hessian, leaf = shard.split_arrays(task.output)
-        if influence is None and shard.segments is not None:
+        if marks is None and shard.segments is not None:
             # The second buffer of records is free until the root is split, after the rows have been read.
             chosen = shard.segments.positions(buffers.shared.records[1].view(np.int64))
         codes, hessian = shard.tree_codes, or_empty(hessian, "float32")
         rows = TreeRows(
             shard.histogram_rows, codes.narrow, codes.row_of, gradient, hessian, or_empty(chosen, "int64"),
-            or_empty(influence, "int32"), leaf,
+            or_empty(marks, "uint8"), leaf,
         )  # fmt: skip
         return rows, shard.n_rows if chosen is None else len(chosen)
 

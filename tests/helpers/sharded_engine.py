@@ -76,7 +76,7 @@ class ShardedEngine:
                     for task in tasks:
                         if task.bin_merge is not None:
                             merge_into_bins(task.bin_merge, grower.shard, 0, grower.shard.n_rows)
-                    grower.begin(tasks, [grower.shard.tree_influence(*task.row_subset) for task in tasks])
+                    grower.begin(tasks, [grower.shard.tree_marks(*task.row_subset) for task in tasks])
             return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
 
         return run

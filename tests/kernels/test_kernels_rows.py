@@ -24,7 +24,7 @@ split_records = compiled(kernels.split_records)
 label_rows = compiled(kernels.label_rows)
 add_leaves = compiled(kernels.add_leaves)
 add_leaf = compiled(kernels.add_leaf)
-quantise_above = compiled(kernels.quantise_above)
+quantise_marked = compiled(kernels.quantise_marked)
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -145,26 +145,25 @@ def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times:
     seed=st.integers(0, 2**32), n=st.integers(1, 60), room=st.integers(0, 5), cut=st.integers(0, 60),
     stay=st.sampled_from([0.0, 0.1, 0.5, 1.0]), with_hessian=st.booleans(),
 )  # fmt: skip
-def test_quantising_rows_of_influence(seed: int, n: int, room: int, cut: int, stay: float, with_hessian: bool) -> None:
+def test_quantising_marked_rows(seed: int, n: int, room: int, cut: int, stay: float, with_hessian: bool) -> None:
     rng = np.random.default_rng(seed)
-    g, influence = rng.normal(size=n).astype(np.float32), rng.random(n).astype(np.float32)
+    g, marks = rng.normal(size=n).astype(np.float32), (rng.random(n) < stay).astype(np.uint8)
     h = rng.random(n).astype(np.float32) if with_hessian else None
-    bound = np.float32(1.0 - stay)
     target, spare = np.zeros(n + room, np.uint64), np.zeros(n, np.uint64)
     front, back, cut = 0, n + room - 1, min(cut, n)
     for first, last in ((cut, n), (0, cut)):
-        front, back = quantise_above(
-            g, or_empty(h, "float32"), influence.view(np.int32), int(bound.view(np.int32)), np.array([100.0, 50.0]), first,
-            last, (front, back), target, spare[: last - first],
+        front, back = quantise_marked(
+            g, or_empty(h, "float32"), marks, np.array([100.0, 50.0]), first, last, (front, back), target,
+            spare[: last - first],
         )  # fmt: skip
     rows = [*range(cut, n), *range(cut)]
     expected = [
         naive.record(naive.quantised(g[i], 100.0), 1 if h is None else naive.quantised_hessian(h[i], 50.0), i)
         for i in rows
-        if influence[i] >= bound
+        if marks[i]
     ]
     assert target[:front].tolist() == expected
-    assert (target[back + 1 :] & np.uint64(0xFFFFFFFF)).tolist()[::-1] == [i for i in rows if influence[i] < bound]
+    assert (target[back + 1 :] & np.uint64(0xFFFFFFFF)).tolist()[::-1] == [i for i in rows if not marks[i]]
     assert front + n + room - 1 - back == n
 
 
@@ -200,12 +199,12 @@ def test_chosen_rows_depend_on_seed_and_number_only(seed: int, first: int, n: in
         count = select_rows(np.uint64(seed), start, size, np.uint64(threshold), chosen)
         parts += chosen[:count].tolist()
     assert parts == expected
-    marks, numbers = np.ones(n, np.int32), np.arange(first, first + n)
+    marks, numbers = np.full(n, 2, np.uint8), np.arange(first, first + n)
     for ids in (or_empty(None, "int64"), numbers):
         mark_rows(np.uint64(seed), np.uint64(threshold), ids, first, marks)
-        assert marks.tolist() == [0 if row in expected else -1 for row in numbers.tolist()]
+        assert marks.tolist() == [row in expected for row in numbers.tolist()]
     mark_rows(np.uint64(seed), np.uint64(threshold), numbers[::-1].copy(), 0, marks)
-    assert (numbers[::-1][marks == 0][::-1]).tolist() == expected
+    assert (numbers[::-1][marks == 1][::-1]).tolist() == expected
 
 
 def test_rows_beyond_the_room_are_counted_not_written() -> None:

@@ -81,7 +81,7 @@ class QueueingShards:
         number, is_first, rounds = self._queues[shard].pop(0)
         if is_first:
             for growers, one in zip(self._growers, self._problems, strict=True):
-                growers[shard].begin([one.task], [growers[shard].shard.tree_influence(*one.task.row_subset)])
+                growers[shard].begin([one.task], [growers[shard].shard.tree_marks(*one.task.row_subset)])
         # Copies, as those that are sent: the next request reuses the memory.
         found = {output: self._growers[output][shard].sum_histograms(0, request) for output, (request, _) in rounds.items()}
         self._answers[shard][number] = {k: replace(one, histograms=one.histograms.copy()) for k, one in found.items()}
