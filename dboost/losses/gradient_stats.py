@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dboost.losses.gradient_noise import GradientNoise
 
 
-@dataclass(eq=False)
-class GradientStats:
+class GradientStats(NamedTuple):
     """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
 
     max_gradient: np.ndarray  # float64[n_outputs]

@@ -38,8 +38,7 @@ class ProjectedTerms(LossTerms):
         maxima = project(rows.for_kernel, self, gradient, hessian, first, last)
         if rows.split_hessian is None:
             maxima[1] = 1.0
-        stats.max_split = maxima
-        return stats
+        return stats._replace(max_split=maxima)
 
 
 def project(

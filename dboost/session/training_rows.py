@@ -160,8 +160,7 @@ class TrainingRows:
                 for find, leaf in unrouted:
                     find(leaf, first, last)
                 stats = terms.advance(shard.gradient_pass(values, terms, self._scratch[k], first, last))
-                stats.noise = shard.noise(first, last) if self._has_categories else None
-                passes.append(stats)
+                passes.append(stats._replace(noise=shard.noise(first, last)) if self._has_categories else stats)
             return reduce(GradientStats.merge, passes)
 
         self.stats = reduce(GradientStats.merge, self.shares.run(work))

@@ -136,7 +136,7 @@ class LeafEstimator:
             if direction is not None:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
                 along = self._backend.advance(np.zeros_like(values), terms)
-                stats = replace(stats, max_split=along.max_split, noise=along.noise)
+                stats = stats._replace(max_split=along.max_split, noise=along.noise)
         self._max_gradient, self._max_hessian = stats.max_gradient, stats.max_hessian
         if stats.influence is not None:
             self._influence = stats.influence

@@ -31,10 +31,8 @@ class Tasks:
 
     def __init__(self, plan: FitPlan, backend: Backend, leaf_values: LeafEstimator) -> None:
         self._plan, self._backend, self._leaf_values = plan, backend, leaf_values
-        self._leaves, self._parameters = (
-            plan.target.loss.in_unit(plan.stats.unit).leaves,
-            in_units_of(plan.learning, plan.stats),
-        )
+        self._leaves = plan.target.loss.in_unit(plan.stats.unit).leaves
+        self._parameters = in_units_of(plan.learning, plan.stats)
         self._allowed = np.ones(len(plan.binning.features), np.uint8)
 
     def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
@@ -62,10 +60,10 @@ class Tasks:
         if parameters.criterion == "gradient":
             max_hessian = plan.stats.max_weight  # trees are grown with weights in place of Hessians
         n = self._backend.n_rows if plan.max_weight is None else int(plan.stats.total_weight)
-        scale_h, exact_h = (
-            (1.0, 1.0) if constant_hessian else (_scale(packing.max_hessian, max_hessian), unit_for(max_hessian, n))
-        )
-        scales = np.array([_scale(packing.max_gradient, max_gradient), scale_h, unit_for(max_gradient, n), exact_h])
+        scale_g, exact_g, scale_h, exact_h = _scale(packing.max_gradient, max_gradient), unit_for(max_gradient, n), 1.0, 1.0
+        if not constant_hessian:
+            scale_h, exact_h = _scale(packing.max_hessian, max_hessian), unit_for(max_hessian, n)
+        scales = np.array([scale_g, scale_h, exact_g, exact_h])
         direction = plan.direction if leaves.is_monotonic else None
         max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, leaves) else None
         split_params = split_params_of(

@@ -225,7 +225,7 @@ class FeatureConstraints(NamedTuple):
         )
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class TreeTask:
     """Everything that a grower needs to grow one tree."""
 
