@@ -182,8 +182,8 @@ def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, cha
     for number in range(2):
         of_files, of_memory = files.advance(number, values, terms), memory.advance(number, values, terms)
         assert of_memory.noise is not None
-        for name, value in vars(of_memory).items():
-            np.testing.assert_array_equal(getattr(of_files, name), value, name)
+        for name, one, other in zip(of_memory._fields, of_files, of_memory, strict=True):
+            np.testing.assert_array_equal(one, other, name)
     assert memory.shard is not None
     gradient, hessian, _ = memory.shard.split_arrays(0)
     squares, hessians = gradient.astype(float) ** 2, np.ones(N) if hessian is None else hessian.astype(float)
