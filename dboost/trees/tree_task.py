@@ -364,6 +364,7 @@ def bounded(steps: np.ndarray, parameters: Parameters, limits: StepLimits) -> np
 
 @kernel
 def _divide(sums, l2, factors, steps):
+    """Compute `newton_steps` of sums whose gradients are thresholded. factors : float64[n_outputs]; steps : receives them."""
     for k in range(steps.shape[0]):
         for i in range(steps.shape[1]):
             hessian = sums[k, i, 1] + l2
@@ -372,6 +373,7 @@ def _divide(sums, l2, factors, steps):
 
 @kernel
 def _bound(steps, most, rate, longest, units, values):
+    """Compute `bounded`. most : largest step before the rate; longest, units : float64[n_outputs]; values : receives them."""
     for k in range(steps.shape[0]):
         for i in range(steps.shape[1]):
             values[k, i] = _clipped(rate * _clipped(steps[k, i], most), longest[k]) * units[k]
